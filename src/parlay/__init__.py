@@ -1,0 +1,58 @@
+"""Parlay: training deep networks with their layers in parallel.
+
+The public names are loaded when they are first asked for, so that the command line answers without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from parlay.coupling import AugmentedLagrangian, Coupling, Penalty
+    from parlay.errors import InputError
+    from parlay.models import build as build_model
+    from parlay.partitioning import Partition, partition
+    from parlay.rates import Rate
+    from parlay.recipe import Recipe
+    from parlay.schedule import Schedule
+    from parlay.trainer import Result, Trainer
+
+_HOMES = {
+    "AugmentedLagrangian": "coupling",
+    "Coupling": "coupling",
+    "InputError": "errors",
+    "Partition": "partitioning",
+    "Penalty": "coupling",
+    "Rate": "rates",
+    "Recipe": "recipe",
+    "Result": "trainer",
+    "Schedule": "schedule",
+    "Trainer": "trainer",
+    "build_model": "models.build",
+    "partition": "partitioning",
+}
+
+__all__ = [
+    "AugmentedLagrangian",
+    "Coupling",
+    "InputError",
+    "Partition",
+    "Penalty",
+    "Rate",
+    "Recipe",
+    "Result",
+    "Schedule",
+    "Trainer",
+    "build_model",
+    "partition",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'parlay' has no attribute '{name}'")
+    home, _, real = _HOMES[name].partition(".")
+    value = getattr(import_module(f"parlay.{home}"), real or name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,59 @@
+"""The augmented Lagrangian method (section 2.2.2, appendix B): a multiplier carries the signal, the state stays on the output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from parlay.coupling.base import Coupling, Pair, penalty
+from parlay.errors import InputError
+
+MULTIPLIERS = ("hestenes", "printed")
+
+
+@final
+@dataclass(frozen=True)
+class AugmentedLagrangian(Coupling):
+    """Minimise φ + Σ b ‖λ − x‖² − ⟨κ, λ − x⟩."""
+
+    keeps_multipliers: ClassVar[bool] = True
+
+    beta: float = 3.0  # best of 0.1, 1, 3, 10 on ResNet-20, CIFAR-10
+    multiplier: str = "hestenes"
+    """`hestenes`: κ ← κ + a (p − κ), before the state. `printed`: the paper's eq. (23), after it."""
+    multiplier_step: float = 1.0
+    """a of `hestenes`, η of `printed`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.multiplier not in MULTIPLIERS:
+            raise InputError(f"unknown multiplier update '{self.multiplier}': write {' or '.join(MULTIPLIERS)}")
+        if self.multiplier_step < 0:
+            raise InputError(f"multiplier-step is {self.multiplier_step}: write a number of at least 0")
+
+    def start(self, x: Tensor, p: Tensor | None, b: Tensor, s2: Tensor) -> Pair:  # noqa: ARG002
+        return Pair(x, torch.zeros_like(x) if p is None else p)
+
+    def local_loss(self, x: Tensor, pair: Pair, b: Tensor) -> Tensor:
+        state, κ = _both(pair)
+        return penalty(x, state, b) + (κ * x).flatten(1).sum(1).mean()
+
+    def update(self, pair: Pair, x: Tensor, p: Tensor, b: Tensor, s2: Tensor) -> Pair:
+        state, κ = _both(pair)
+        if self.multiplier == "hestenes":
+            # κ ← κ − 2b (λ* − x) with λ* − x = (κ − p) / (2b), eq. (20). The printed factor η/(2β) in place of 2b
+            # has the inverse dimension. Multiplier first: full steps then give κ = p and λ = x, at any β.
+            κ = torch.lerp(κ, p, self.multiplier_step)
+            state = self.stepped(state, self.displaced(x, p - κ, b, s2), b)
+        else:
+            state = self.stepped(state, self.displaced(x, p - κ, b, s2), b)
+            κ = κ - self.multiplier_step / (2 * b) * (state - x)
+        return Pair(state, κ)
+
+
+def _both(pair: Pair) -> tuple[Tensor, Tensor]:
+    assert pair.multiplier is not None
+    return pair.state, pair.multiplier

@@ -1,0 +1,114 @@
+"""How two neighbouring stages are joined: the small interface that every method implements.
+
+    λ  state        what stage k takes as its input, per sample
+    κ  multiplier   the Lagrange multiplier of the interface, or None
+    x  output       what stage k-1 puts out
+    p  adjoint      gradient of stage k's local loss with respect to λ, per sample
+    b  stiffness    of the penalty b ‖λ − x‖², the same for all samples of an interface
+
+All tensors are those that are stored and sent: where a filter is in use, the small ones.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from parlay.errors import InputError
+
+FORMS = ("adaptive", "relative", "mean", "sum")
+TINY = 1e-12
+
+
+class Pair(NamedTuple):
+    """The auxiliary variables of a batch at one interface."""
+
+    state: Tensor
+    multiplier: Tensor | None
+
+
+class Moments(NamedTuple):
+    """Running mean squares of one element of the features and of the adjoints at an interface: s² and q²."""
+
+    features: Tensor
+    adjoints: Tensor
+
+
+@dataclass(frozen=True)
+class Coupling(ABC):
+    """A method: what it keeps per sample, its local loss, its update. One file per method."""
+
+    keeps_multipliers: ClassVar[bool]
+
+    beta: float
+    form: str = "relative"
+    state_step: float = 1.0
+    """α of λ ← λ + α (λ* − λ): 1 solves the local problem for the state."""
+    state_rate: float | None = None
+    """η of the paper's gradient step, eq. (22): α = 2bη. Replaces `state_step` where it is given."""
+    trust: float = 1.0
+    """τ: the displacement of a state from the output has a root mean square of at most τ s."""
+    beta_final: float | None = None
+    """β of the last epoch; it grows geometrically from `beta`. None: constant."""
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise InputError(f"unknown form of the penalty '{self.form}': write one of {', '.join(FORMS)}")
+        positive = {"beta": self.beta, "trust": self.trust, "beta-final": self.beta_final, "state-rate": self.state_rate}
+        for name, value in positive.items():
+            if value is not None and not 0 < value < float("inf"):
+                raise InputError(f"{name} is {value}: write a number greater than 0")
+        if not 0 <= self.state_step <= 1:
+            raise InputError(f"state-step is {self.state_step}: write a number between 0 and 1")
+
+    def beta_at(self, epoch: int, epochs: int) -> float:
+        """β of an epoch: constant, or geometric from `beta` to `beta_final`."""
+        if self.beta_final is None or epochs < 2:
+            return self.beta
+        return float(self.beta * (self.beta_final / self.beta) ** (epoch / (epochs - 1)))
+
+    def stiffness(self, beta: Tensor, elements: int, moments: Moments) -> Tensor:
+        """b of the penalty b ‖λ − x‖², for an interface whose samples have D = `elements` elements."""
+        s2, q2 = moments
+        if self.form == "sum":  # the paper's ψ = ‖λ − x‖²
+            return beta
+        if self.form == "mean":
+            return beta / elements
+        if self.form == "relative":  # one β for every network and interface
+            return beta / (elements * s2).clamp_min(TINY)
+        # adaptive: the displacement p / (2b) has 1/β of the features' size, at every interface and all through training
+        return beta * (q2 / s2.clamp_min(TINY)).sqrt().clamp_min(TINY) / 2
+
+    def displaced(self, x: Tensor, pull: Tensor, b: Tensor, s2: Tensor) -> Tensor:
+        """λ* = x − pull / (2b), the displacement cut to the trust region, sample by sample."""
+        d = pull / (2 * b)
+        rms = d.flatten(1).square().mean(1).sqrt()
+        cut = (self.trust * s2.sqrt() / rms.clamp_min(TINY)).clamp_max(1.0)
+        return x - d * cut.view(-1, *[1] * (d.dim() - 1))
+
+    def stepped(self, state: Tensor, minimiser: Tensor, b: Tensor) -> Tensor:
+        """λ + α (λ* − λ)."""
+        if self.state_rate is None:
+            return torch.lerp(state, minimiser, self.state_step)
+        return torch.lerp(state, minimiser, 2 * b * self.state_rate)
+
+    @abstractmethod
+    def start(self, x: Tensor, p: Tensor | None, b: Tensor, s2: Tensor) -> Pair:
+        """The auxiliary variables for outputs x and, where they are known, adjoints p of the whole network."""
+
+    @abstractmethod
+    def local_loss(self, x: Tensor, pair: Pair, b: Tensor) -> Tensor:
+        """What stage k-1 minimises instead of the network's loss: a mean over the samples."""
+
+    @abstractmethod
+    def update(self, pair: Pair, x: Tensor, p: Tensor, b: Tensor, s2: Tensor) -> Pair:
+        """New auxiliary variables from the step's outputs and adjoints."""
+
+
+def penalty(x: Tensor, state: Tensor, b: Tensor) -> Tensor:
+    """b ‖λ − x‖², mean over the samples."""
+    return b * (x - state).flatten(1).square().sum(1).mean()

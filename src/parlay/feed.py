@@ -1,0 +1,44 @@
+"""From sample ids to what the network takes: gathered, prepared and augmented in whole batches, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay.data import Split
+
+Prepare = Callable[[Tensor], Tensor]
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A split of the data with the two functions that stand between it and the network."""
+
+    split: Split
+    prepare: Prepare | None = None
+    augment: Augment | None = None
+    reconstruct: bool = False
+    """The target of a sample is the prepared sample itself."""
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def placed(self, first: torch.device, last: torch.device) -> Feed:
+        """The inputs on the first stage's device, the targets on the last one's."""
+        split = Split(self.split.inputs.to(first), self.split.targets.to(last))
+        return Feed(split, self.prepare, self.augment, self.reconstruct)
+
+    def batch(self, ids: Tensor, random: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these samples; augmented where a generator of random numbers is given."""
+        inputs = self.split.inputs[ids.to(self.split.inputs.device)]
+        if random is not None and self.augment is not None:
+            inputs = self.augment(inputs, random)
+        if self.prepare is not None:
+            inputs = self.prepare(inputs)
+        if self.reconstruct:
+            return inputs, inputs.to(self.split.targets.device)
+        return inputs, self.split.targets[ids.to(self.split.targets.device)]

@@ -1,0 +1,160 @@
+"""What to run: typed, frozen, checked, from TOML and flags. Every key has its default and its reason here.
+
+No torch in this room: the command line answers `--help` and wrong input from it at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from parlay.errors import InputError
+from parlay.rates import KINDS as LR_SCHEDULES
+from parlay.schedule import Schedule
+
+DATASETS = ("digits", "mnist", "cifar10", "cifar100", "synthetic")
+METHODS = ("serial", "penalty", "al")
+
+
+def option(default: Any, text: str, choices: Iterable[Any] = (), form: str = "") -> Any:
+    """A key of the recipe: its help, the values it takes, or the form of its value."""
+    return field(default=default, metadata={"help": text, "choices": tuple(choices), "form": form})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run. A field `batch_size` is the flag `--batch-size` and the TOML key `batch-size`."""
+
+    dataset: str = option("digits", "data set; digits is embedded, the others lie in --data-dir", DATASETS)
+    data_dir: str = option("data", "folder of the data sets", form="DIR")
+    model: str = option("resnet20", "resnet20, resnet110, wrn-40-10, resnet-vae, ... (depths 6n+2 and 6n+4)", form="NAME")
+    method: str = option("al", "how neighbouring stages are joined; serial: not cut at all", METHODS)
+    stages: int = option(3, "number of stages", form="K")
+    partition: str = option("even", "even, cost (measured time per block), or the cuts themselves, as in 4,7", form="HOW")
+    downsample: int = option(1, "factor r of the states' side: they take 1/r² of the memory", (1, 2, 4))
+    schedule: str = option("alternate:4:1", "parallel, serial, alternate:M:N or tail:M:N", form="WHEN")
+    epochs: int = option(30, "epochs", form="E")
+    batch_size: int = option(128, "samples per step", form="B")
+    lr: float = option(0.1, "initial learning rate of the weights", form="LR")
+    seed: int = option(0, "seed of weights, order and augmentation", form="N")
+    device: str = option("auto", "where to train; cuda spreads the stages over all GPUs", ("auto", "cpu", "cuda"))
+    engine: str = option("auto", "one process for all stages", ("auto", "in-process"))
+    out: str | None = option(None, "run folder; a new one under runs/ where none is given", form="DIR")
+
+    beta: float | None = option(None, "weight of the penalty; the method's own default where none is given", form="B")
+    beta_final: float | None = option(None, "weight in the last epoch: it grows geometrically", form="B")
+    form: str | None = option(None, "scale of the penalty", ("adaptive", "relative", "mean", "sum"))
+    state_step: float | None = option(None, "share of the way to its minimiser that a state goes", form="A")
+    state_rate: float | None = option(None, "learning rate of the states, in place of --state-step", form="LR")
+    trust: float | None = option(None, "largest displacement of a state, in units of the features", form="T")
+    multiplier: str | None = option(None, "update of the multipliers (al)", ("hestenes", "printed"))
+    multiplier_step: float | None = option(None, "step or rate of the multipliers (al)", form="A")
+    transport: int | None = option(None, "experimental", form="T")
+    inner_steps: int = option(1, "steps on each batch in a parallel phase", form="N")
+    start: str = option("outputs", "set states by a forward pass, or by a backward pass too", ("outputs", "adjoints"))
+
+    optimizer: str = option("sgd", "optimiser of every stage", ("sgd", "adam"))
+    momentum: float = option(0.9, "momentum of sgd", form="M")
+    weight_decay: float = option(5e-4, "weight decay", form="W")
+    lr_schedule: str = option("cosine", "to zero, or a tenth after each quarter (step)", LR_SCHEDULES)
+    warmup: float = option(0.0, "epochs over which the learning rate rises", form="E")
+    clip: float | None = option(None, "largest norm of a stage's gradient", form="C")
+    augment: str = option("auto", "none, random (serial phases), or N fixed copies per image; auto: as is usual", form="HOW")
+
+    store: str = option("auto", "where states are kept; auto: the first that fits", ("auto", "device", "host", "file"))
+    store_dtype: str = option("float32", "type of what is kept", ("float32", "bfloat16", "float16"))
+    precision: str = option("auto", "of forward and backward; auto: bfloat16 on GPUs", ("auto", "float32", "bfloat16"))
+    checkpoint_every: int = option(1, "epochs between checkpoints; 0: only when interrupted", form="E")
+    synthetic_shape: str = option("3,32,32", "channels, height, width of the synthetic images", form="C,H,W")
+    synthetic_classes: int = option(10, "classes of the synthetic set", form="N")
+    synthetic_samples: int = option(2048, "training samples of the synthetic set", form="N")
+
+    def __post_init__(self) -> None:
+        for key in fields(self):
+            _check(key.name, getattr(self, key.name), str(key.type), key.metadata["choices"])
+        Schedule.parse(self.schedule)
+        for name in ("stages", "epochs", "batch_size", "synthetic_classes", "synthetic_samples"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{flag(name)} is {getattr(self, name)}: write a number of at least 1")
+        for name in ("momentum", "weight_decay", "warmup", "checkpoint_every", "seed"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{flag(name)} is {getattr(self, name)}: write a number of at least 0")
+        for name in ("lr", "clip"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise InputError(f"{flag(name)} is {value}: write a number greater than 0")
+        if self.augment not in ("auto", "none", "random") and not self.augment.isdecimal():
+            raise InputError(f"augment is '{self.augment}': write auto, none, random or a number of copies per image")
+        self.shape()
+        if self.partition not in ("even", "cost"):
+            self.cuts()
+
+    def shape(self) -> tuple[int, int, int]:
+        numbers = self.synthetic_shape.split(",")
+        if len(numbers) != 3 or not all(n.isdecimal() and int(n) > 0 for n in numbers):
+            raise InputError(f"synthetic-shape is '{self.synthetic_shape}': write channels,height,width as in 3,32,32")
+        c, h, w = map(int, numbers)
+        return c, h, w
+
+    def cuts(self) -> str | list[int]:
+        """How to cut: the word, or the places."""
+        if self.partition in ("even", "cost"):
+            return self.partition
+        parts = self.partition.split(",")
+        if not all(part.isdecimal() for part in parts):
+            raise InputError(f"unknown partition '{self.partition}': write even, cost, or the cuts, as in 4,7")
+        if len(parts) != self.stages - 1:
+            raise InputError(f"{len(parts)} cuts make {len(parts) + 1} stages, not {self.stages}: write one fewer than stages")
+        return [int(part) for part in parts]
+
+    def toml(self) -> str:
+        """The recipe as TOML, without its run folder: it runs again from there, into another one."""
+        values = {flag(key.name): getattr(self, key.name) for key in fields(self) if key.name != "out"}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in values.items() if value is not None]
+        return "\n".join(lines) + "\n"
+
+
+def flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The keys of a TOML recipe, checked against those there are, by field name."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"no recipe at {path}: write the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise InputError(f"{path} is not a TOML recipe ({error}): write lines such as `stages = 3`") from None
+    known = {flag(key.name): key.name for key in fields(Recipe)}
+    for name in content:
+        if name not in known:
+            raise InputError(f"unknown key '{name}' in {path}: write '{nearest(flag(name), known)}'")
+    return {known[name]: value for name, value in content.items()}
+
+
+def make_recipe(base: Mapping[str, Any], given: Mapping[str, Any]) -> Recipe:
+    """A recipe from a file's keys and flags; flags win."""
+    return replace(Recipe(**base), **given) if base else Recipe(**given)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    return difflib.get_close_matches(word, list(known), 1, 0.0)[0]
+
+
+def _check(name: str, value: Any, kind: str, choices: tuple[Any, ...]) -> None:
+    """Type and choices; an int is welcome where a float is asked for."""
+    if value is None and "None" in kind:
+        return
+    wanted = {"str": str, "int": int, "float": (int, float)}[kind.split(" | ")[0]]
+    if not isinstance(value, wanted) or isinstance(value, bool):
+        words = {"str": "a text", "int": "a whole number", "float": "a number"}[kind.split(" | ")[0]]
+        raise InputError(f"{flag(name)} is {value!r}: write {words}")
+    if choices and value not in choices:
+        hint = "" if not isinstance(value, str) else f" (nearest: {nearest(value, choices)})"
+        raise InputError(f"unknown {flag(name)} '{value}': write one of {', '.join(map(str, choices))}{hint}")

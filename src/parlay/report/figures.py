@@ -1,0 +1,452 @@
+"""The charts of the page: tasks and groups in, inline SVG out.
+
+Matplotlib draws with stand-in colours, which become CSS variables afterwards: one picture serves light and dark pages.
+Legends and titles are left to the page, which wraps them on a narrow screen; the pictures hold only axes and data.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import matplotlib
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, NullFormatter
+
+from parlay.report.groups import Group, Task
+from parlay.report.load import Epoch, Run
+
+COLOURS = 8
+"""Hues of the page, --c1 to --c8; --c0 is the neutral one of serial runs."""
+LINES = 8
+"""More lines than this in one chart cannot be told apart."""
+
+NUMBERED = 16
+"""More numbers than this in the chart of memory would lie on top of each other."""
+
+INK, MUTED, RULE = "#010101", "#020202", "#030303"
+_HUES = tuple(f"#0400{n:02x}" for n in range(COLOURS + 1))
+_VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", **{hue: f"--c{n}" for n, hue in enumerate(_HUES)}}
+
+DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (9, 3), (2, 4))
+"""Told apart by these once the hues are used up."""
+
+_STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text: the page's own font, found by search, read aloud
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "font.size": 11.5,
+    "font.family": "sans-serif",
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 11.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": RULE,
+    "ytick.color": RULE,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "lines.linewidth": 1.6,
+    "lines.solid_capstyle": "round",
+}
+
+_STEPS = (1, 2, 2.5, 5, 10)
+
+Value = Callable[[Epoch], float | None]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a configuration is drawn wherever it appears on the page."""
+
+    hue: int
+    dash: int
+
+    @property
+    def colour(self) -> str:
+        return _HUES[self.hue]
+
+    @property
+    def dashes(self) -> tuple[float, ...]:
+        return DASHES[self.dash]
+
+
+def looks(task: Task) -> dict[str, Look]:
+    """A look for every configuration, by label. Serial runs are neutral: they are what the others are held against."""
+    serial = [group.label for group in task.groups if group.serial]
+    others = [group.label for group in task.groups if not group.serial]
+    found = {name: Look(0, (1 + n) % len(DASHES)) for n, name in enumerate(serial)}
+    return found | {name: Look(1 + n % COLOURS, n // COLOURS % len(DASHES)) for n, name in enumerate(others)}
+
+
+def curves(task: Task, groups: Sequence[Group], value: Value, label: str, log: bool) -> Markup:
+    """Means over the seeds, epoch by epoch, with their range; below them a ribbon per group for its parallel epochs."""
+    style = looks(task)
+    ribbons = [group for group in groups if any(e.parallel for run in group.counted for e in run.epochs)]
+    with matplotlib.rc_context(_STYLE):
+        figure = _figure(440, 250 + 8 * len(ribbons))
+        ratios = [210, max(8 * len(ribbons), 1)]
+        upper, lower = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": ratios, "hspace": 0.03})
+        for group in groups:
+            _line(upper, group, value, style[group.label])
+        _limits(upper, [_series(g.counted, value) for g in groups if g.finished], task.by_accuracy and not log, log)
+        upper.set_title(label, loc="left", fontsize=11.5, color=MUTED)
+        upper.tick_params(bottom=False)
+        upper.spines["bottom"].set_visible(False)
+        for row, group in enumerate(ribbons):
+            spans = [(first - 0.5, last - first + 1.0) for first, last in _spans(_longest(group).epochs)]
+            lower.broken_barh(spans, (-row - 0.75, 0.5), facecolors=style[group.label].colour, linewidth=0)
+        lower.set_ylim(-max(len(ribbons), 1), 0)
+        lower.set_yticks([])
+        lower.spines["left"].set_visible(False)
+        _epochs(lower, groups)
+        return _svg(figure, f"{label} by epoch", f"curves {task.dataset} {task.model} {label}")
+
+
+def panel(task: Task, group: Group, kinds: Sequence[str]) -> Markup:
+    """One configuration alone, parallel phases shaded: `test`, `train` and `violation`, one under the other."""
+    look = looks(task)[group.label]
+    reference = task.reference(group)
+    with matplotlib.rc_context({**_STYLE, "font.size": 11, "axes.labelsize": 11}):
+        height = 50 + 105 * len(kinds)
+        figure = _figure(300, height, None)  # the same frame for every panel, and much faster than a fitted one
+        figure.subplots_adjust(left=0.14, right=0.99, bottom=38 / height, top=1 - 20 / height, hspace=0.32)
+        for axes, kind in zip(figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0], kinds, strict=True):
+            for first, last in _spans(_longest(group).epochs):
+                axes.axvspan(first - 0.5, last + 0.5, color=_HUES[0], alpha=0.13, linewidth=0)
+            if kind == "violation":
+                _violation(axes, task, group)
+            else:
+                value, log = (test_of(task), not task.by_accuracy) if kind == "test" else (train_of, True)
+                if reference is not None:
+                    _line(axes, reference, value, Look(0, 1), 1.0)
+                for run in group.runs:
+                    numbers, values = _points(run, value)
+                    _draw(axes, numbers, values, look.colour)
+                _limits(
+                    axes,
+                    [_series(g.counted, value) for g in task.groups if g.finished],
+                    kind == "test" and not log,
+                    log,
+                )
+            if len(kinds) > 1:
+                axes.set_title(heading(task, kind), loc="left", fontsize=11, color=MUTED, pad=3)
+        _epochs(axes, task.groups)
+        names = ", ".join(heading(task, kind) for kind in kinds)
+        return _svg(figure, f"{group.label}: {names}", f"panel {task.dataset} {task.model} {group.label} {names}")
+
+
+def ranking(task: Task) -> Markup:
+    """A dot per configuration, best on top, with the spread of its seeds; a line for each serial reference."""
+    style, ranked = looks(task), task.ranked()
+    with matplotlib.rc_context(_STYLE):
+        figure = _figure(440, 62 + 20 * len(ranked))
+        axes = figure.subplots()
+        for row, group in enumerate(ranked):
+            look, mean, spread = style[group.label], task.mean(group), group.spread(task.value)
+            if group.serial and group.finished and mean is not None:
+                axes.axvline(mean, color=look.colour, dashes=look.dashes or (None, None), linewidth=1)
+            if not group.finished or mean is None:
+                axes.text(
+                    0.01,
+                    row,
+                    group.status,
+                    transform=axes.get_yaxis_transform(),
+                    va="center",
+                    color=MUTED,
+                    fontsize=11.5,
+                )
+                continue
+            axes.plot(
+                group.values(task.value), [row] * len(group.counted), "|", color=look.colour, alpha=0.6, markersize=8
+            )
+            axes.errorbar(mean, row, xerr=spread, fmt="o", color=look.colour, markersize=6, capsize=0, elinewidth=1.6)
+        axes.set_yticks(range(len(ranked)), [_short(group.label) for group in ranked])
+        axes.set_ylim(len(ranked) - 0.4, -0.6)
+        axes.tick_params(axis="y", labelcolor=INK)
+        axes.grid(False, axis="y")
+        axes.spines["left"].set_visible(False)
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS))
+        axes.set_xlabel(heading(task, "test"))
+        return _svg(figure, f"{heading(task, 'test')} of every configuration", f"ranking {task.dataset} {task.model}")
+
+
+def against_memory(task: Task, numbers: dict[str, int]) -> Markup | None:
+    """The measure against the memory of states and multipliers; None where there are not two amounts to compare."""
+    found = []
+    for group in task.groups:
+        mean, stored = task.mean(group), group.mean(lambda run: run.auxiliary_bytes)
+        if group.finished and mean is not None and stored is not None:
+            found.append((group, mean, stored))
+    largest = max((stored for _, _, stored in found), default=0.0)
+    if len({stored for _, _, stored in found}) < 2:
+        return None
+    unit, name = (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB")
+    style = looks(task)
+    with matplotlib.rc_context(_STYLE):
+        figure = _figure(440, 270)
+        axes = figure.subplots()
+        for group, mean, stored in found:
+            look = style[group.label]
+            spread = group.spread(task.value)
+            filled = look.colour if not group.serial else "none"
+            axes.errorbar(
+                stored / unit,
+                mean,
+                yerr=spread,
+                fmt="o",
+                color=look.colour,
+                mfc=filled,
+                markersize=7,
+                capsize=0,
+                elinewidth=1.6,
+            )
+            if len(task.groups) > NUMBERED and not _on_front(task, mean, stored, found):
+                continue
+            text = str(numbers[group.label])
+            axes.annotate(text, (stored / unit, mean), (7, 3), textcoords="offset points", fontsize=11, color=MUTED)
+        _memory_axis(axes, [stored / unit for _, _, stored in found])
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=_STEPS))
+        axes.set_xlabel(f"auxiliary memory, {name}")
+        axes.set_title(heading(task, "test"), loc="left", fontsize=11.5, color=MUTED)
+        return _svg(figure, f"{heading(task, 'test')} against auxiliary memory", f"memory {task.dataset} {task.model}")
+
+
+def _on_front(task: Task, mean: float, stored: float, found: Iterable[tuple[Group, float, float]]) -> bool:
+    """Whether nothing else does better with as little memory."""
+    sign = 1 if task.by_accuracy else -1
+    return not any(sign * other > sign * mean and memory <= stored for _, other, memory in found)
+
+
+def _memory_axis(axes: Axes, amounts: Sequence[float]) -> None:
+    """Linear, or logarithmic where the amounts differ greatly, with a place for the zero of serial training."""
+    least, most = min(a for a in amounts if a > 0), max(amounts)
+    if most <= 8 * least:
+        axes.set_xlim(-0.04 * most, 1.08 * most)
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS))
+        return
+    axes.set_xscale("symlog", linthresh=least, linscale=0.5)
+    ticks = [0.0] + [
+        least * 2.0**n for n in range(0, 40, 1 + int(math.log2(most / least) > 7)) if least * 2**n <= 1.1 * most
+    ]
+    axes.set_xticks(ticks, [f"{tick:.2g}" if tick < 10 else f"{tick:.0f}" for tick in ticks])
+    axes.set_xlim(-0.1 * least, 1.3 * most)
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks([], minor=True)
+
+
+def swatch(look: Look) -> Markup:
+    """The line of a configuration for legends and tables."""
+    dashes = ",".join(f"{2 * d:g}" for d in look.dashes)
+    return Markup(
+        '<svg class="swatch" width="26" height="10" viewBox="0 0 26 10" aria-hidden="true">'
+        '<line x1="1" x2="25" y1="5" y2="5" style="stroke:var(--c{});stroke-dasharray:{}"/></svg>'
+    ).format(look.hue, dashes or "none")
+
+
+def _violation(axes: Axes, task: Task, group: Group) -> None:
+    """A line per interface, the mean over the seeds; rings are the violation found at the entry of a parallel phase."""
+    for k in range(interfaces(group)):
+        colour = interface_look(k).colour
+        numbers, values = _mean(group.counted, lambda e, k=k: e.violation[k] if k < len(e.violation) else None)  # type: ignore[misc]
+        _draw(axes, numbers, values, colour)
+        numbers, values = _mean(
+            group.counted,
+            lambda e, k=k: e.violation_at_entry[k] if k < len(e.violation_at_entry) else None,  # type: ignore[misc]
+        )
+        axes.plot(numbers, values, "o", mfc="none", color=colour, markersize=3.5, markeredgewidth=0.9)
+    found = [
+        v
+        for g in task.groups
+        for run in g.counted
+        for e in run.epochs
+        for v in (*e.violation, *e.violation_at_entry)
+        if v is not None and v > 0
+    ]
+    if found and max(found) > 30 * min(found):  # the same scale in every panel, so that they can be compared
+        axes.set_yscale("log")
+        axes.set_ylim(min(found) / 1.3, max(found) * 1.3)
+        _plain_log(axes)
+    else:
+        axes.set_ylim(0, 1.1 * max(found, default=1.0))
+        axes.yaxis.set_major_locator(MaxNLocator(4, steps=_STEPS))
+
+
+def interfaces(group: Group) -> int:
+    return max((len(e.violation) for run in group.counted for e in run.epochs), default=0)
+
+
+def interface_look(k: int) -> Look:
+    return Look(1 + k % COLOURS, 0)
+
+
+def test_of(task: Task) -> Value:
+    return lambda epoch: epoch.test_accuracy if task.by_accuracy else epoch.test_loss
+
+
+def train_of(epoch: Epoch) -> float | None:
+    return epoch.train_loss
+
+
+def heading(task: Task, kind: str) -> str:
+    test = "test accuracy, %" if task.by_accuracy else "test loss"
+    return {"test": test, "train": "training loss, whole network", "violation": "violation per interface"}[kind]
+
+
+def _line(axes: Axes, group: Group, value: Value, look: Look, width: float = 1.7) -> None:
+    numbers, values = _mean(group.counted, value)
+    axes.plot(numbers, values, color=look.colour, dashes=look.dashes or (None, None), linewidth=width)
+    if len(numbers) == 1:
+        axes.plot(numbers, values, ".", color=look.colour)
+    if len(group.counted) > 1 and width > 1:
+        low, high = ([pick(v) for _, v in _by_epoch(group.counted, value)] for pick in (_least, _most))
+        axes.fill_between(numbers, low, high, color=look.colour, alpha=0.13, linewidth=0)
+
+
+def _draw(axes: Axes, numbers: Sequence[int], values: Sequence[float], colour: str) -> None:
+    """A line with gaps; a value between two gaps, which no line would show, is a dot."""
+    axes.plot(numbers, values, color=colour, linewidth=1.2)
+    padded = [math.nan, *values, math.nan]
+    alone = [n for n in range(len(numbers)) if math.isnan(padded[n]) and math.isnan(padded[n + 2])]
+    axes.plot([numbers[n] for n in alone], [values[n] for n in alone], ".", color=colour, markersize=4)
+
+
+def _limits(axes: Axes, series: Sequence[Sequence[float]], accuracy: bool, log: bool) -> None:
+    """Room for what finished runs did. Their first epochs, and runs that went astray, may leave the frame."""
+    values = sorted(v for line in series for v in line if not log or v > 0)
+    if log:
+        axes.set_yscale("log")
+    if values:
+        low, high = values[len(values) // 20 if accuracy else 0], values[-1 if accuracy else -1 - len(values) // 100]
+        if log:
+            axes.set_ylim(low / 1.25, high * 1.25)
+        else:
+            room = 0.06 * (high - low) or 1.0
+            axes.set_ylim(low - room, high + room)
+    if log:
+        _plain_log(axes)
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
+
+
+def _plain_log(axes: Axes) -> None:
+    """Decades as plain numbers; ticks between them only where there are too few."""
+    low, high = axes.get_ylim()
+    decades = math.floor(math.log10(high)) - math.ceil(math.log10(low)) + 1
+    if decades < 2:
+        ticks = [
+            m * 10.0**p for p in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) for m in (1, 2, 5)
+        ]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    elif low > 1e-5 and high < 1e6:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    else:
+        axes.yaxis.set_major_formatter(LogFormatterSciNotation())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _epochs(axes: Axes, groups: Iterable[Group]) -> None:
+    last = max((run.epochs[-1].number for g in groups for run in g.runs if run.epochs), default=1)
+    axes.set_xlim(0.5, last + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.grid(False, axis="x")
+    axes.set_xlabel("epoch")
+
+
+def _longest(group: Group) -> Run:
+    return max(group.counted, key=lambda run: len(run.epochs))
+
+
+def _spans(epochs: Iterable[Epoch]) -> list[tuple[int, int]]:
+    """The parallel phases, as first and last epoch."""
+    spans: list[tuple[int, int]] = []
+    for e in epochs:
+        if e.parallel and spans and spans[-1][1] == e.number - 1:
+            spans[-1] = (spans[-1][0], e.number)
+        elif e.parallel:
+            spans.append((e.number, e.number))
+    return spans
+
+
+def _by_epoch(runs: Iterable[Run], value: Value) -> list[tuple[int, list[float]]]:
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        for e in run.epochs:
+            v = value(e)
+            found.setdefault(e.number, []).extend([] if v is None else [v])
+    return sorted(found.items())
+
+
+def _mean(runs: Iterable[Run], value: Value) -> tuple[list[int], list[float]]:
+    """Epochs without a value are kept as gaps in the line."""
+    pairs = _by_epoch(runs, value)
+    return [n for n, _ in pairs], [sum(v) / len(v) if v else math.nan for _, v in pairs]
+
+
+def _points(run: Run, value: Value) -> tuple[list[int], list[float]]:
+    return _mean([run], value)
+
+
+def _series(runs: Iterable[Run], value: Value) -> list[float]:
+    return [v for v in _mean(runs, value)[1] if math.isfinite(v)]
+
+
+def _least(values: list[float]) -> float:
+    return min(values, default=math.nan)
+
+
+def _most(values: list[float]) -> float:
+    return max(values, default=math.nan)
+
+
+def _short(text: str, limit: int = 30) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _figure(width: int, height: int, layout: Literal["constrained"] | None = "constrained") -> Figure:
+    """In CSS pixels."""
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout=layout)
+    FigureCanvasSVG(figure)
+    return figure
+
+
+def _svg(figure: Figure, description: str, salt: str) -> Markup:
+    """The picture as an element of the page: no ids that clash, no namespaces, theme colours, a description."""
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": salt}), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # letters that matplotlib's font lacks: the page's font has them
+        figure.savefig(out, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    svg = out.getvalue()
+    svg = svg[svg.index("<svg") :]
+    width, height = (float(n) for n in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
+    body = svg[svg.index(">") + 1 :]
+    body = re.sub(r"<style.*?</style>", "", body, flags=re.DOTALL)
+    body = re.sub(r'(<g) id="[^"]*"', r"\1", body)
+    body = body.replace("xlink:href=", "href=")
+    body = re.sub(r"<[^>]+>", lambda tag: re.sub(r"#0[0-9a-f]{5}\b", _variable, tag[0]), body)  # in tags, not in texts
+    body = re.sub(r"\n\s*", "\n", body)
+    head = Markup('<svg class="chart" role="img" aria-label="{}" width="{:g}" height="{:g}" viewBox="0 0 {:g} {:g}">')
+    return head.format(escape(description), width, height, width, height) + Markup(body.strip())
+
+
+def _variable(colour: re.Match[str]) -> str:
+    return f"var({_VARIABLES[colour[0]]})" if colour[0] in _VARIABLES else colour[0]

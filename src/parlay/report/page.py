@@ -1,0 +1,171 @@
+"""The HTML page: tasks in, one self-contained text out. It asks no network for anything."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from parlay.report import figures, words
+from parlay.report.groups import Group, Task, epoch_rows, rows, run_rows, to_csv
+from parlay.report.load import Run
+
+
+@dataclass(frozen=True)
+class Picture:
+    svg: Markup
+    caption: str
+    swatch: Markup
+
+
+@dataclass(frozen=True)
+class Download:
+    """A table as a file that lies in the page itself."""
+
+    name: str
+    content: str
+
+    @property
+    def uri(self) -> str:
+        # the byte order mark tells spreadsheets that this is UTF-8
+        return (
+            "data:text/csv;charset=utf-8;base64,"
+            + base64.b64encode(self.content.encode("utf-8-sig", "replace")).decode()
+        )
+
+
+def render(tasks: Sequence[Task], title: str) -> str:
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.get_template("page.html.j2")
+    return page.render(title=title, sections=[_section(task, n) for n, task in enumerate(tasks, 1)], zip=zip)
+
+
+def _section(task: Task, number: int) -> dict[str, Any]:
+    looks = figures.looks(task)
+    numbers = {group.label: n for n, group in enumerate(task.groups, 1)}
+    swatches = {label: figures.swatch(look) for label, look in looks.items()}
+    few = len(task.groups) <= figures.LINES
+    lines = _lines(task)
+    table = words.columns(task)
+    memory = figures.against_memory(task, numbers)
+    name = f"{task.dataset}-{task.model}"
+    return {
+        "id": f"task-{number}",
+        "task": f"{task.dataset} · {task.model}",
+        "headline": words.headline(task),
+        "facts": words.facts(task),
+        "columns": table,
+        "rows": [
+            {"number": n, "swatch": swatches[group.label], "group": group, "cells": [c.cells[n - 1] for c in table]}
+            for n, group in enumerate(task.groups, 1)
+        ],
+        "reference": _references(task),
+        "unfinished": any(not run.finished for group in task.groups for run in group.runs),
+        "measure": "Test accuracy" if task.by_accuracy else "Test loss",
+        "has_serial": any(group.serial and group.finished for group in task.groups),
+        "csv": Download(f"{name}-comparison.csv", to_csv(rows(task))),
+        "runs_csv": Download(f"{name}-runs.csv", to_csv(run_rows(task.groups))),
+        "ranking": figures.ranking(task) if len(task.groups) > 1 else None,
+        "memory": memory,
+        "front_only": len(task.groups) > figures.NUMBERED,
+        "legend": [(numbers[group.label], swatches[group.label], group.label) for group in lines],
+        "left_out": len([group for group in task.groups if _has_epochs(group)]) - len(lines),
+        "curves": [
+            figures.curves(task, lines, figures.test_of(task), figures.heading(task, "test"), not task.by_accuracy),
+            figures.curves(task, lines, figures.train_of, figures.heading(task, "train"), True),
+        ]
+        if lines
+        else [],
+        "few": few,
+        "panels": _panels(task, swatches, few),
+        "interfaces": _interfaces(task),
+        "entries": any(e.violation_at_entry for group in task.groups for run in group.runs for e in run.epochs),
+        "runs": [_run(group, run, swatches[group.label]) for group in task.groups for run in group.runs],
+    }
+
+
+def _lines(task: Task) -> list[Group]:
+    """The groups of the common charts: all, or the best ones and a serial one to hold them against."""
+    drawn = [group for group in task.ranked() if _has_epochs(group)]
+    chosen = drawn[: figures.LINES]
+    serial = [group for group in drawn if group.serial]
+    if serial and not any(group.serial for group in chosen):
+        chosen[-1] = serial[0]
+    return [group for group in task.groups if group in chosen]
+
+
+def _panels(task: Task, swatches: dict[str, Markup], few: bool) -> list[Picture]:
+    """Each configuration on its own. Where the common charts show them all, only the violation is left to show."""
+    kinds = ["violation"] if few else ["test", "train", "violation"]
+    found = []
+    for group in task.groups:
+        own = [kind for kind in kinds if kind != "violation" or figures.interfaces(group)]
+        if own and _has_epochs(group):
+            found.append(Picture(figures.panel(task, group, own), group.label, swatches[group.label]))
+    return found
+
+
+def _interfaces(task: Task) -> list[tuple[Markup, str]]:
+    count = max((figures.interfaces(group) for group in task.groups), default=0)
+    return [(figures.swatch(figures.interface_look(k)), f"interface {k + 1}") for k in range(count)]
+
+
+def _references(task: Task) -> str:
+    """Which serial configuration each gap is measured against, where that is not plain."""
+    used: dict[str, list[str]] = {}
+    for group in task.groups:
+        reference = task.reference(group)
+        if reference is not None and task.gap(group) is not None:
+            used.setdefault(reference.label, []).append(group.label)
+    if len(used) < 2:
+        return "".join(f"The gap is measured against {reference}." for reference in used)
+    if len(task.groups) > figures.LINES:
+        parts = [f"{len(labels)} against {reference}" for reference, labels in used.items()]
+        return (
+            f"Gaps are measured against the serial configuration most like each: {', '.join(parts)} (as the CSV tells)."
+        )
+    return "Gaps: " + "; ".join(f"{', '.join(labels)} against {reference}" for reference, labels in used.items()) + "."
+
+
+def _run(group: Group, run: Run, swatch: Markup) -> dict[str, Any]:
+    facts = [
+        ("seed", run.text("seed", words.DASH)),
+        ("epochs", str(len(run.epochs))),
+        ("test accuracy", f"{words.points(run.test_accuracy)} %" if run.test_accuracy is not None else ""),
+        ("test loss", words.loss(run.test_loss) if run.test_loss is not None else ""),
+        ("time", words.duration(run.total_seconds)),
+        ("parameters", f"{run.parameters:,}" if run.parameters is not None else ""),
+        ("cuts before blocks", ", ".join(map(str, run.cuts))),
+        *((str(key), _value(value)) for key, value in run.environment.items()),
+    ]
+    return {
+        "name": run.name,
+        "label": group.label,
+        "swatch": swatch,
+        "status": run.status,
+        "message": run.message,
+        "facts": [(key, value) for key, value in facts if value],
+        "recipe": run.recipe_text.strip(),
+        "csv": Download(f"{run.name}-epochs.csv", to_csv(epoch_rows(run))) if run.epochs else None,
+    }
+
+
+def _value(value: Any) -> str:
+    """Lists with their repetitions counted: a device per stage reads cpu × 3."""
+    if not isinstance(value, list):
+        return "" if value is None else str(value)
+    names = [str(item) for item in value]
+    counts = {name: names.count(name) for name in names}
+    return ", ".join(name if count == 1 else f"{name} × {count}" for name, count in counts.items())
+
+
+def _has_epochs(group: Group) -> bool:
+    return any(run.epochs for run in group.counted)

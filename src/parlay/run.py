@@ -1,0 +1,135 @@
+"""From a recipe to a run folder: data, model, partition and method put together and trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parlay import data, models
+from parlay.checkpoint import atomic_write
+from parlay.coupling import AugmentedLagrangian, Coupling, Penalty
+from parlay.data import crop_and_flip, expand, normalise
+from parlay.errors import InputError
+from parlay.models.resnet_vae import Reconstruction, ReconstructionAndKL
+from parlay.partitioning import Partition, partition
+from parlay.progress import Progress
+from parlay.rates import Rate
+from parlay.recipe import Recipe, flag
+from parlay.trainer import Result, Trainer, spread
+
+COUPLINGS: dict[str, type[Coupling]] = {"penalty": Penalty, "al": AugmentedLagrangian}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a recipe stands for, before any data is read."""
+
+    recipe: Recipe
+    """Resolved: every key that the method fills in has its value."""
+    facts: data.Facts
+    partition: Partition
+    coupling: Coupling | None
+
+
+def set_up(recipe: Recipe) -> Setup:
+    """The model, built from the seed and cut. The full model is always built first: every K starts from the same weights."""
+    recipe = _resolve_serial(recipe)
+    facts = data.facts(recipe.dataset, _synthetic(recipe))
+    device = spread(recipe.device, 1)[0]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = models.build(recipe.model, facts.shape, facts.classes)
+        example = torch.randn(min(recipe.batch_size, 128), *facts.shape)
+    cut = partition(model.to(device), recipe.stages, example.to(device), recipe.cuts())
+    coupling = make_coupling(recipe)
+    return Setup(_resolve(recipe, cut, coupling), facts, cut, coupling)
+
+
+def make_coupling(recipe: Recipe) -> Coupling | None:
+    """The method with the keys that the recipe gives; its own defaults for the others."""
+    if recipe.method == "serial":
+        return None
+    kind = COUPLINGS[recipe.method]
+    names = {key.name for key in fields(kind)}
+    given = {n: getattr(recipe, n) for n in _coupling_keys() if getattr(recipe, n) is not None}
+    for name in given.keys() - names:
+        raise InputError(f"{flag(name)} is not for method '{recipe.method}': leave it out, or write method al")
+    return kind(**given)
+
+
+def train(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result:
+    """Train as the recipe says, into the run folder `out`."""
+    setup = set_up(recipe)
+    recipe = setup.recipe
+    loaded = data.load(recipe.dataset, recipe.data_dir, _synthetic(recipe))
+    augment = setup.facts.augment if recipe.augment == "auto" else recipe.augment == "random"
+    train_set = loaded.train
+    if recipe.augment.isdecimal():
+        train_set = expand(train_set, int(recipe.augment), recipe.seed)
+    vae = models.is_vae(recipe.model)
+    trainer = Trainer(
+        setup.partition,
+        ReconstructionAndKL() if vae else nn.CrossEntropyLoss(),
+        setup.coupling,
+        recipe.schedule,
+        optimizer=partial(_optimizer, recipe),
+        rate=Rate(recipe.lr_schedule, recipe.warmup),
+        clip=recipe.clip,
+        inner_steps=recipe.inner_steps,
+        downsample=recipe.downsample,
+        start=recipe.start,
+        store=recipe.store,
+        store_dtype=recipe.store_dtype,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        device=recipe.device,
+        precision=recipe.precision,
+        prepare=partial(normalise, mean=setup.facts.mean, std=setup.facts.std),
+        augment=crop_and_flip if augment else None,
+        reconstruct=vae,
+        test_loss=Reconstruction() if vae else None,
+        out=out,
+        checkpoint_every=recipe.checkpoint_every,
+        progress=progress,
+        about={"method": recipe.method, "model": recipe.model, "dataset": recipe.dataset},
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    atomic_write(out / "recipe.toml", recipe.toml())
+    return trainer.fit(train_set, loaded.test, recipe.epochs, resume)
+
+
+def _resolve_serial(recipe: Recipe) -> Recipe:
+    """Serial training is one stage without states; a method with a serial schedule is cut, but never apart."""
+    return replace(recipe, stages=1, partition="even", schedule="serial") if recipe.method == "serial" else recipe
+
+
+def _resolve(recipe: Recipe, cut: Partition, coupling: Coupling | None) -> Recipe:
+    filled = {name: getattr(coupling, name) for name in _coupling_keys() if hasattr(coupling, name)} if coupling else {}
+    if recipe.partition == "cost" and cut.cuts:  # measured: another run would measure, and maybe cut, otherwise
+        filled["partition"] = ",".join(map(str, cut.cuts))
+    return replace(recipe, **filled)
+
+
+def _coupling_keys() -> set[str]:
+    """The keys that recipe and couplings share."""
+    of_couplings = {key.name for kind in COUPLINGS.values() for key in fields(kind)}
+    return of_couplings & {key.name for key in fields(Recipe)}
+
+
+def _synthetic(recipe: Recipe) -> data.Synthetic:
+    n = recipe.synthetic_samples
+    return data.Synthetic(recipe.shape(), recipe.synthetic_classes, n, max(n // 4, 1))
+
+
+def _optimizer(recipe: Recipe, weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    kept: list[Tensor] = list(weights)
+    common: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay, "fused": kept[0].is_cuda or None}
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(kept, **common)
+    return torch.optim.SGD(kept, momentum=recipe.momentum, **common)

@@ -1,0 +1,75 @@
+"""One stage: consecutive blocks of the network, their optimiser and their device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Stage:
+    """The blocks of one stage. It knows nothing of its neighbours."""
+
+    def __init__(
+        self, module: nn.Sequential, make_optimizer: MakeOptimizer, device: torch.device, autocast: torch.dtype | None
+    ) -> None:
+        # channels last is the faster layout for convolutions on GPUs, and by 1.2 to 1.3 times on CPUs
+        self.module = module.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.device = device
+        self.autocast = autocast
+        self.parameters = dict(module.named_parameters())
+        trained = [w for w in self.parameters.values() if w.requires_grad]
+        self.optimizer = make_optimizer(trained) if trained else None
+        for group in self.optimizer.param_groups if self.optimizer else []:
+            group["initial_lr"] = group["lr"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.device, non_blocking=True)
+        if x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+            return self.module(x)  # type: ignore[no-any-return]
+
+    def gradients(self) -> list[Tensor]:
+        return [w.grad for w in self.parameters.values() if w.grad is not None]
+
+    def apply(self, rate: float) -> None:
+        """One step of the optimiser, at `rate` times its initial learning rate."""
+        if self.optimizer is None:
+            return
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights, buffers and optimiser state under the global names of the parameters: what a checkpoint keeps."""
+        kept = {f"weights/{name}": value for name, value in self.module.state_dict().items()}
+        for name, weight in self.parameters.items():
+            for key, value in self._optimizer_state(weight).items():
+                kept[f"optimizer/{name}/{key}"] = value
+        return kept
+
+    def load(self, kept: dict[str, Tensor]) -> None:
+        """Take this stage's share of what stages of any cut have kept."""
+        self.module.load_state_dict({name: kept[f"weights/{name}"] for name in self.module.state_dict()})
+        if self.optimizer is None:
+            return
+        for name, weight in self.parameters.items():
+            prefix = f"optimizer/{name}/"
+            found = {key[len(prefix) :]: value for key, value in kept.items() if key.startswith(prefix)}
+            if found:
+                self.optimizer.state[weight] = {key: self._placed(value, weight) for key, value in found.items()}
+
+    def _optimizer_state(self, weight: nn.Parameter) -> dict[str, Tensor]:
+        state = self.optimizer.state.get(weight, {}) if self.optimizer else {}
+        return {key: value for key, value in state.items() if isinstance(value, Tensor)}
+
+    def _placed(self, value: Tensor, weight: nn.Parameter) -> Tensor:
+        """On the device and in the memory layout of its weight; counters stay where optimisers keep them, on the CPU."""
+        if value.shape != weight.shape or value.dim() == 0:
+            return value.clone()
+        return torch.empty_like(weight).copy_(value)

@@ -1,0 +1,77 @@
+"""Batches are a function of the seed and the epoch alone, and each sample is in exactly one of them."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from parlay.data import batches, order, step_seed
+from parlay.errors import InputError
+
+
+@pytest.mark.parametrize(("samples", "batch_size"), [(10, 3), (12, 4), (1, 1), (5, 128), (129, 128)])
+def test_the_batches_of_an_epoch_hold_every_sample_once(samples: int, batch_size: int) -> None:
+    ids = torch.cat(batches(samples, batch_size, seed=1, epoch=2))
+    assert ids.dtype == torch.int64
+    assert ids.sort().values.tolist() == list(range(samples))
+
+
+def test_the_last_incomplete_batch_is_included() -> None:
+    assert [len(batch) for batch in batches(10, 4, seed=0, epoch=0)] == [4, 4, 2]
+    assert [len(batch) for batch in batches(129, 128, seed=0, epoch=0)] == [128, 1]
+
+
+def test_a_data_set_smaller_than_a_batch_is_one_batch() -> None:
+    assert [len(batch) for batch in batches(5, 128, seed=0, epoch=0)] == [5]
+
+
+def test_the_order_is_the_same_whatever_was_drawn_before() -> None:
+    first = order(100, seed=3, epoch=7)
+    torch.manual_seed(5)
+    torch.rand(10)
+    order(50, seed=3, epoch=6)
+    assert torch.equal(order(100, seed=3, epoch=7), first)
+
+
+def test_drawing_an_order_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    order(100, seed=0, epoch=0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_batches_follow_the_order_of_the_epoch() -> None:
+    assert torch.equal(torch.cat(batches(100, 7, seed=3, epoch=7)), order(100, seed=3, epoch=7))
+
+
+def test_seeds_and_epochs_give_different_orders() -> None:
+    orders = {tuple(order(100, seed, epoch).tolist()) for seed in range(6) for epoch in range(6)}
+    assert len(orders) == 36
+
+
+def test_step_seeds_are_63_bits_and_all_different() -> None:
+    seeds = [step_seed(a, b, c, d) for a in range(-2, 4) for b in range(6) for c in range(6) for d in range(3)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_step_seeds_are_well_mixed() -> None:
+    bits = [step_seed(0, 0, step) for step in range(500)]
+    ones = [sum(seed >> place & 1 for seed in bits) for place in range(63)]
+    assert all(180 < count < 320 for count in ones)  # 250 expected, 6 deviations either way
+
+
+def test_a_step_seed_does_not_confuse_its_numbers() -> None:
+    assert len({step_seed(1, 11, 1), step_seed(11, 1, 1), step_seed(1, 1, 11), step_seed(1, 1, 1, 1)}) == 4
+
+
+def test_another_process_draws_the_same_numbers() -> None:
+    program = "from parlay.data import order, step_seed; print(step_seed(1, 2, 3), order(8, 1, 2).tolist())"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    assert said == f"{step_seed(1, 2, 3)} {order(8, 1, 2).tolist()}"
+
+
+@pytest.mark.parametrize(("samples", "batch_size"), [(0, 4), (4, 0), (4, -1)])
+def test_no_samples_or_no_batch_size_is_refused(samples: int, batch_size: int) -> None:
+    with pytest.raises(InputError):
+        batches(samples, batch_size, seed=0, epoch=0)
