@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from parlay.errors import InputError
 from parlay.models import build, is_vae
-from parlay.models.resnet import ResidualBlock, pad_shortcut
+from parlay.models.resnet import ResidualBlock
 from parlay.models.resnet_vae import LOG_VARIANCE_BOUND, Latent, Reconstruction, ReconstructionAndKL
 
 DIGITS, MNIST, CIFAR, ODD = (1, 8, 8), (1, 28, 28), (3, 32, 32), (2, 11, 7)
@@ -27,9 +27,9 @@ def parameters(model: nn.Module) -> int:
     ("name", "blocks", "count"),
     [
         ("resnet8", 5, 75_290),
-        ("resnet20", 11, 269_722),  # 0.27 M (He et al. 2016a, table 6)
-        ("resnet110", 56, 1_727_962),  # 1.7 M
-        ("resnet1202", 602, 19_421_274),  # 19.4 M
+        ("resnet20", 11, 272_282),  # 0.27 M (He et al. 2016a, table 6)
+        ("resnet110", 56, 1_730_522),  # 1.7 M
+        ("resnet1202", 602, 19_423_834),  # 19.4 M
         ("wrn-10-1", 5, 77_850),
         ("wrn-16-2", 8, 691_674),  # 0.7 M (Zagoruyko and Komodakis 2016)
         ("wrn-28-10", 14, 36_479_194),  # 36.5 M
@@ -77,21 +77,13 @@ def test_a_block_is_its_input_plus_the_residual() -> None:
     assert torch.equal(block(x), residual + x)
 
 
-def test_the_wide_block_projects_the_activated_input() -> None:
+def test_a_block_that_changes_the_shape_projects_the_activated_input() -> None:
     torch.manual_seed(0)
-    block = ResidualBlock(4, 8, stride=2, project=True).eval()
+    block = ResidualBlock(4, 8, stride=2).eval()
     x = torch.randn(2, 4, 5, 5)
     nn.init.zeros_(block.conv2.weight)  # the shortcut alone is left
     assert block.projection is not None
     assert torch.equal(block(x), block.projection(F.relu(block.norm1(x))))
-
-
-def test_the_shortcut_without_parameters_keeps_every_second_pixel_and_pads_channels_with_zeros() -> None:
-    x = torch.randn(2, 4, 5, 7)
-    y = pad_shortcut(x, channels=8, stride=2)
-    assert torch.equal(y[:, 2:6], x[:, :, ::2, ::2])
-    assert not y[:, :2].any()
-    assert not y[:, 6:].any()
 
 
 def test_convolutions_are_drawn_with_the_variance_of_their_fan_out() -> None:

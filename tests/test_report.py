@@ -338,6 +338,18 @@ def test_a_terminal_gets_a_drawn_table_with_names_as_they_are(
     assert "[red]x K=3" in out
 
 
+def test_a_narrow_terminal_gets_fewer_columns_and_none_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    report([make(tmp_path / "a", 91.0), make(tmp_path / "b", 92.5, **SERIAL)], tmp_path / "page.html")
+    out = capsys.readouterr().out
+    for text in ("SPH-AL K=3", "91.00", "−1.50", "finished"):
+        assert text in out
+    assert "…" not in out
+
+
 def test_a_terminal_without_these_letters_gets_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from parlay.rates import Rate
     from parlay.recipe import Recipe
     from parlay.schedule import Schedule
-    from parlay.trainer import Result, Trainer
+    from parlay.trainer import Trainer
+    from parlay.training import Result
 
 _HOMES = {
     "AugmentedLagrangian": "coupling",
@@ -26,7 +27,7 @@ _HOMES = {
     "Penalty": "coupling",
     "Rate": "rates",
     "Recipe": "recipe",
-    "Result": "trainer",
+    "Result": "training",
     "Schedule": "schedule",
     "Trainer": "trainer",
     "build_model": "models.build",

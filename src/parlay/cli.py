@@ -53,7 +53,8 @@ def _train(given: argparse.Namespace) -> int:
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":
             raise
-        return _say_no(f"the GPU is out of memory: write --batch-size {max(recipe.batch_size // 2, 1)}, --store host or --downsample 2", FAILED)
+        smaller = max(recipe.batch_size // 2, 1)
+        return _say_no(f"out of GPU memory: write --batch-size {smaller}, --store host or --downsample 2", FAILED)
     if given.json:
         print(dumps(result.summary, indent=2))
     else:
@@ -81,7 +82,8 @@ def _plan(given: argparse.Namespace) -> int:
     if given.json:
         print(dumps(forecast, indent=2))
         return FINISHED
-    print(f"{forecast['model']} on {forecast['dataset']}: {forecast['blocks']} blocks, {forecast['parameters']:,} parameters")
+    of = f"{forecast['blocks']} blocks, {forecast['parameters']:,} parameters"
+    print(f"{forecast['model']} on {forecast['dataset']}: {of}")
     bounds = [0, *forecast["cuts"], forecast["blocks"]]
     arriving = ["the input", *("x".join(map(str, shape)) for shape in forecast["interfaces"])]
     for k, (ms, shape) in enumerate(zip(forecast["stage_ms"], arriving, strict=True)):
@@ -90,7 +92,7 @@ def _plan(given: argparse.Namespace) -> int:
     print(f"states and multipliers: {forecast['auxiliary_gib']:.2f} GiB, {where}")
     print(
         f"speed-up on {forecast['stages']} devices (projected from the stage times, no communication): "
-        f"{forecast['speedup_parallel_epoch']:.2f} in a parallel epoch, {forecast['speedup']:.2f} over the whole schedule"
+        f"{forecast['speedup_parallel_epoch']:.2f} in a parallel epoch, {forecast['speedup']:.2f} over the schedule"
     )
     return FINISHED
 
@@ -105,11 +107,19 @@ def _data_list(given: argparse.Namespace) -> int:
 
     rows = {name: data.facts(name) for name in DATASETS}
     if given.json:
-        print(dumps({name: {"shape": f.shape, "classes": f.classes, "train": f.train_size, "test": f.test_size} for name, f in rows.items()}))
+        print(
+            dumps(
+                {
+                    name: {"shape": f.shape, "classes": f.classes, "train": f.train_size, "test": f.test_size}
+                    for name, f in rows.items()
+                }
+            )
+        )
         return FINISHED
     for name, f in rows.items():
         shape = "x".join(map(str, f.shape))
-        print(f"{name:<10} {f.train_size:>6} training and {f.test_size:>6} test samples, {shape:<8}, {f.classes:>3} classes")
+        sizes = f"{f.train_size:>6} training and {f.test_size:>6} test samples"
+        print(f"{name:<10} {sizes}, {shape:<8}, {f.classes:>3} classes")
     return FINISHED
 
 
@@ -178,7 +188,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog="parlay", description="Train deep networks with their layers in parallel.", allow_abbrev=False)
+    parser = _Parser(
+        prog="parlay", description="Train deep networks with their layers in parallel.", allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"parlay {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
@@ -210,12 +222,12 @@ def _parser() -> _Parser:
 
 
 def _add_flag(parser: argparse.ArgumentParser, key: Field[Any]) -> None:
-    kind = str(key.type).split(" | ")[0]
+    kinds: dict[str, Callable[[str], Any]] = {"str": str, "int": _whole_number, "float": _number}
     default = "" if key.default is None else f" (default: {key.default})"
     parser.add_argument(
         f"--{flag(key.name)}",
         dest=key.name,
-        type={"str": str, "int": _whole_number, "float": _number}[kind],
+        type=kinds[str(key.type).split(" | ")[0]],
         metavar=key.metadata["form"] or "|".join(map(str, key.metadata["choices"])),
         help=key.metadata["help"] + default,
     )

@@ -1,13 +1,14 @@
 """Judging the whole network: losses and accuracy, and batch statistics that belong to it.
 
-In a parallel phase each stage normalises over its states. Before an evaluation the statistics are estimated anew through
-the whole network (up to 13 points apart, measured), and afterwards the old ones are put back.
+In a parallel phase each stage normalises over its states. Before an evaluation the statistics are estimated anew
+through the whole network (up to 13 points apart, measured), and afterwards the old ones are put back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ def evaluate(forward: Forward, loss: Loss, batches: Iterable[tuple[Tensor, Tenso
     """Mean loss over the samples and, where the targets are classes, accuracy in percent."""
     total, correct, samples, classes = [], [], 0, True
     for inputs, targets in batches:
-        output = forward(inputs)
+        output = in_float32(forward(inputs))
         total.append(loss(output, targets).float() * len(inputs))
         samples += len(inputs)
         classes = classes and _are_classes(output, targets)
@@ -32,6 +33,15 @@ def evaluate(forward: Forward, loss: Loss, batches: Iterable[tuple[Tensor, Tenso
     if classes:
         result["accuracy"] = 100 * float(torch.stack(correct).sum() / samples)
     return result
+
+
+def in_float32(output: Any) -> Any:
+    """What a network puts out, one tensor or several, as losses want it: mixed precision ends here."""
+    if isinstance(output, Tensor):
+        return output.float() if output.is_floating_point() else output
+    if isinstance(output, tuple | list):
+        return tuple(in_float32(part) for part in output)
+    return output
 
 
 def _are_classes(output: object, targets: Tensor) -> bool:

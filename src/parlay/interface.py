@@ -1,18 +1,20 @@
-"""One cut of the network: its filter, its stores and its running moments, joined by a coupling.
+"""One cut of the network: its filter, its stores and the size of its features, joined by a coupling.
 
-Comes in: sample ids, the outputs of the stage before, the adjoints of the stage after. Goes out: states and multipliers.
+In: sample ids, the outputs of the stage before, the adjoints of the stage after. Out: states and multipliers.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from parlay.coupling import Coupling, Moments, Pair
+from parlay.coupling import Coupling, Pair
 from parlay.filters import Filter
 from parlay.stores import Store
 
-MOMENT_RATE = 0.1  # of the running mean squares: they follow a change of the features within some ten steps
+FOLLOW = 0.1  # of the running mean square: it follows a change of the features within some ten steps
 
 
 class Interface:
@@ -27,8 +29,9 @@ class Interface:
         self.states = states
         self.multipliers = multipliers
         self.device = states.device
-        self.elements = states.shape.numel() if isinstance(states.shape, torch.Size) else _product(states.shape)
-        self.moments = self._no_moments()
+        self.elements = math.prod(states.shape)
+        self.mean_square = torch.zeros((), device=self.device)
+        """s²: running, of one element of the features."""
         self.filled = False
 
     @property
@@ -58,33 +61,42 @@ class Interface:
         return self.coupling.local_loss(self.down(x), Pair(pair.state.to(there), multiplier), b)
 
     @torch.no_grad()
-    def update(self, ids: Tensor, pair: Pair, x: Tensor, p: Tensor, beta: Tensor) -> Tensor:
-        """New auxiliary variables of these samples. Gives the violation ‖λ − x‖ / ‖x‖ that the step has seen."""
-        x = self.down(x.to(self.device))
-        violation = _relative(pair.state, x)
-        self._follow(x, p)
-        b = self._stiffness(beta.to(self.device))
-        self._scatter(ids, self.coupling.update(pair, x, p, b, self.moments.features))
+    def update(
+        self, ids: Tensor, pair: Pair, x: Tensor, before: Tensor | None, p: Tensor, after: Tensor | None, beta: Tensor
+    ) -> Tensor:
+        """New auxiliary variables of these samples; x and p are of those at the positions `before` and `after`.
+
+        Gives the violation ‖λ − x‖ / ‖x‖ that the step has seen.
+        """
+        seen, violation = pair.of(before), torch.zeros((), device=self.device)
+        if len(seen.state):
+            x = self.down(x.to(self.device))
+            violation = _relative(seen.state, x)
+            self._follow(x)
+        b, s2 = self._stiffness(beta.to(self.device)), self.mean_square
+        if before is None or after is None:
+            self._scatter(ids, self.coupling.update(pair, x, p, b, s2))
+            return violation
+        if len(before):
+            self._scatter(ids[before.to(ids.device)], self.coupling.update(seen, x, None, b, s2))
+        if len(after):
+            self._scatter(ids[after.to(ids.device)], self.coupling.update(pair.of(after), None, p, b, s2))
         return violation
 
     @torch.no_grad()
-    def start(self, ids: Tensor, x: Tensor, p: Tensor | None, beta: Tensor) -> Tensor:
-        """Set the auxiliary variables from a pass through the whole network; x and p are small already.
+    def start(self, ids: Tensor, x: Tensor) -> Tensor:
+        """Set the auxiliary variables from a pass through the whole network; x is small already.
 
         Gives the violation of the states that stood there before: how far the network has moved away from them.
         """
         violation = _relative(self.states.gather(ids).float(), x)
-        self._follow(x, p)
-        b = self._stiffness(beta.to(self.device))
-        self._scatter(ids, self.coupling.start(x, p, b, self.moments.features))
+        self._follow(x)
+        self._scatter(ids, self.coupling.start(x))
         return violation
-
-    def forget_moments(self) -> None:
-        self.moments = self._no_moments()
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint keeps."""
-        kept = {"states": self.states.tensor(), "features": self.moments.features, "adjoints": self.moments.adjoints}
+        kept = {"states": self.states.tensor(), "mean_square": self.mean_square}
         if self.multipliers:
             kept["multipliers"] = self.multipliers.tensor()
         return kept
@@ -97,7 +109,7 @@ class Interface:
         self.states.load(kept["states"])
         if self.multipliers:
             self.multipliers.load(kept["multipliers"])
-        self.moments = Moments(kept["features"].to(self.device), kept["adjoints"].to(self.device))
+        self.mean_square.copy_(kept["mean_square"])
         self.filled = True
         return True
 
@@ -112,25 +124,13 @@ class Interface:
             self.multipliers.scatter(ids, pair.multiplier)
 
     def _stiffness(self, beta: Tensor) -> Tensor:
-        return self.coupling.stiffness(beta, self.elements, self.moments)
+        return self.coupling.stiffness(beta, self.elements, self.mean_square)
 
-    def _follow(self, x: Tensor, p: Tensor | None) -> None:
-        features = _running(self.moments.features, x.square().mean())
-        adjoints = self.moments.adjoints if p is None else _running(self.moments.adjoints, p.square().mean())
-        self.moments = Moments(features, adjoints)
-
-    def _no_moments(self) -> Moments:
-        return Moments(torch.zeros((), device=self.device), torch.zeros((), device=self.device))
-
-
-def _running(old: Tensor, new: Tensor) -> Tensor:
-    """A running mean that takes its first value whole."""
-    return torch.where(old == 0, new, torch.lerp(old, new, MOMENT_RATE))
+    def _follow(self, x: Tensor) -> None:
+        """The running mean square; its first value is taken whole. In place, for a recorded step."""
+        s2, now = self.mean_square, x.square().mean()
+        s2.copy_(torch.where(s2 == 0, now, torch.lerp(s2, now, FOLLOW)))
 
 
 def _relative(state: Tensor, x: Tensor) -> Tensor:
     return ((state - x).square().mean() / x.square().mean().clamp_min(1e-12)).sqrt()
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())

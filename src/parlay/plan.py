@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from parlay import data, stores
+from parlay import stores
 from parlay.errors import InputError
 from parlay.filters import downsample
 from parlay.partitioning import block_costs
@@ -78,6 +78,3 @@ def _place(recipe: Recipe, needed: int) -> dict[str, Any]:
         return {"store": stores.place(recipe.store, needed, spread(recipe.device, 1)[0], folder), "fits": True}
     except InputError as error:
         return {"store": None, "fits": False, "problem": str(error)}
-
-
-__all__ = ["data", "plan"]

@@ -32,10 +32,14 @@ class Recipe:
 
     dataset: str = option("digits", "data set; digits is embedded, the others lie in --data-dir", DATASETS)
     data_dir: str = option("data", "folder of the data sets", form="DIR")
-    model: str = option("resnet20", "resnet20, resnet110, wrn-40-10, resnet-vae, ... (depths 6n+2 and 6n+4)", form="NAME")
+    model: str = option(
+        "resnet20", "resnet20, resnet110, wrn-40-10, resnet-vae, ... (depths 6n+2 and 6n+4)", form="NAME"
+    )
     method: str = option("al", "how neighbouring stages are joined; serial: not cut at all", METHODS)
     stages: int = option(3, "number of stages", form="K")
-    partition: str = option("even", "even, cost (measured time per block), or the cuts themselves, as in 4,7", form="HOW")
+    partition: str = option(
+        "even", "even, cost (measured time per block), or the cuts themselves, as in 4,7", form="HOW"
+    )
     downsample: int = option(1, "factor r of the states' side: they take 1/r² of the memory", (1, 2, 4))
     schedule: str = option("alternate:4:1", "parallel, serial, alternate:M:N or tail:M:N", form="WHEN")
     epochs: int = option(30, "epochs", form="E")
@@ -48,15 +52,13 @@ class Recipe:
 
     beta: float | None = option(None, "weight of the penalty; the method's own default where none is given", form="B")
     beta_final: float | None = option(None, "weight in the last epoch: it grows geometrically", form="B")
-    form: str | None = option(None, "scale of the penalty", ("adaptive", "relative", "mean", "sum"))
+    form: str | None = option(None, "scale of the penalty", ("relative", "mean", "sum"))
     state_step: float | None = option(None, "share of the way to its minimiser that a state goes", form="A")
     state_rate: float | None = option(None, "learning rate of the states, in place of --state-step", form="LR")
     trust: float | None = option(None, "largest displacement of a state, in units of the features", form="T")
+    order: str | None = option(None, "who uses a state when (penalty)", ("red-black", "joint"))
     multiplier: str | None = option(None, "update of the multipliers (al)", ("hestenes", "printed"))
     multiplier_step: float | None = option(None, "step or rate of the multipliers (al)", form="A")
-    transport: int | None = option(None, "experimental", form="T")
-    inner_steps: int = option(1, "steps on each batch in a parallel phase", form="N")
-    start: str = option("outputs", "set states by a forward pass, or by a backward pass too", ("outputs", "adjoints"))
 
     optimizer: str = option("sgd", "optimiser of every stage", ("sgd", "adam"))
     momentum: float = option(0.9, "momentum of sgd", form="M")
@@ -64,11 +66,14 @@ class Recipe:
     lr_schedule: str = option("cosine", "to zero, or a tenth after each quarter (step)", LR_SCHEDULES)
     warmup: float = option(0.0, "epochs over which the learning rate rises", form="E")
     clip: float | None = option(None, "largest norm of a stage's gradient", form="C")
-    augment: str = option("auto", "none, random (serial phases), or N fixed copies per image; auto: as is usual", form="HOW")
+    augment: str = option(
+        "auto", "none, random (serial phases), or N fixed copies per image; auto: as is usual", form="HOW"
+    )
 
     store: str = option("auto", "where states are kept; auto: the first that fits", ("auto", "device", "host", "file"))
     store_dtype: str = option("float32", "type of what is kept", ("float32", "bfloat16", "float16"))
     precision: str = option("auto", "of forward and backward; auto: bfloat16 on GPUs", ("auto", "float32", "bfloat16"))
+    capture: str = option("auto", "record steps as CUDA graphs where possible", ("auto", "off"))
     checkpoint_every: int = option(1, "epochs between checkpoints; 0: only when interrupted", form="E")
     synthetic_shape: str = option("3,32,32", "channels, height, width of the synthetic images", form="C,H,W")
     synthetic_classes: int = option(10, "classes of the synthetic set", form="N")
@@ -109,7 +114,9 @@ class Recipe:
         if not all(part.isdecimal() for part in parts):
             raise InputError(f"unknown partition '{self.partition}': write even, cost, or the cuts, as in 4,7")
         if len(parts) != self.stages - 1:
-            raise InputError(f"{len(parts)} cuts make {len(parts) + 1} stages, not {self.stages}: write one fewer than stages")
+            raise InputError(
+                f"{len(parts)} cuts make {len(parts) + 1} stages, not {self.stages}: write one fewer than stages"
+            )
         return [int(part) for part in parts]
 
     def toml(self) -> str:
@@ -151,9 +158,10 @@ def _check(name: str, value: Any, kind: str, choices: tuple[Any, ...]) -> None:
     """Type and choices; an int is welcome where a float is asked for."""
     if value is None and "None" in kind:
         return
-    wanted = {"str": str, "int": int, "float": (int, float)}[kind.split(" | ")[0]]
-    if not isinstance(value, wanted) or isinstance(value, bool):
-        words = {"str": "a text", "int": "a whole number", "float": "a number"}[kind.split(" | ")[0]]
+    kind = kind.split(" | ")[0]
+    wanted: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+    if not isinstance(value, wanted[kind]) or isinstance(value, bool):
+        words = {"str": "a text", "int": "a whole number", "float": "a number"}[kind]
         raise InputError(f"{flag(name)} is {value!r}: write {words}")
     if choices and value not in choices:
         hint = "" if not isinstance(value, str) else f" (nearest: {nearest(value, choices)})"

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from parlay import data, models
 from parlay.checkpoint import atomic_write
 from parlay.coupling import AugmentedLagrangian, Coupling, Penalty
-from parlay.data import crop_and_flip, expand, normalise
+from parlay.data import CropAndFlip, expand, normalise
 from parlay.errors import InputError
 from parlay.models.resnet_vae import Reconstruction, ReconstructionAndKL
 from parlay.partitioning import Partition, partition
 from parlay.progress import Progress
 from parlay.rates import Rate
 from parlay.recipe import Recipe, flag
-from parlay.trainer import Result, Trainer, spread
+from parlay.trainer import Trainer, spread
+from parlay.training import Result
 
 COUPLINGS: dict[str, type[Coupling]] = {"penalty": Penalty, "al": AugmentedLagrangian}
 
@@ -38,7 +39,7 @@ class Setup:
 
 
 def set_up(recipe: Recipe) -> Setup:
-    """The model, built from the seed and cut. The full model is always built first: every K starts from the same weights."""
+    """The model, built from the seed and then cut, so that every K starts from the same weights."""
     recipe = _resolve_serial(recipe)
     facts = data.facts(recipe.dataset, _synthetic(recipe))
     device = spread(recipe.device, 1)[0]
@@ -81,17 +82,16 @@ def train(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result
         optimizer=partial(_optimizer, recipe),
         rate=Rate(recipe.lr_schedule, recipe.warmup),
         clip=recipe.clip,
-        inner_steps=recipe.inner_steps,
         downsample=recipe.downsample,
-        start=recipe.start,
         store=recipe.store,
         store_dtype=recipe.store_dtype,
         batch_size=recipe.batch_size,
         seed=recipe.seed,
         device=recipe.device,
         precision=recipe.precision,
+        capture=recipe.capture == "auto",
         prepare=partial(normalise, mean=setup.facts.mean, std=setup.facts.std),
-        augment=crop_and_flip if augment else None,
+        augment=CropAndFlip() if augment else None,
         reconstruct=vae,
         test_loss=Reconstruction() if vae else None,
         out=out,
@@ -129,7 +129,8 @@ def _synthetic(recipe: Recipe) -> data.Synthetic:
 
 def _optimizer(recipe: Recipe, weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     kept: list[Tensor] = list(weights)
-    common: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay, "fused": kept[0].is_cuda or None}
+    on_gpu = kept[0].is_cuda
+    common: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay, "fused": on_gpu or None}
     if recipe.optimizer == "adam":
-        return torch.optim.Adam(kept, **common)
+        return torch.optim.Adam(kept, capturable=on_gpu, **common)
     return torch.optim.SGD(kept, momentum=recipe.momentum, **common)

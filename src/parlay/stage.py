@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,10 @@ class Stage:
         self.parameters = dict(module.named_parameters())
         trained = [w for w in self.parameters.values() if w.requires_grad]
         self.optimizer = make_optimizer(trained) if trained else None
-        for group in self.optimizer.param_groups if self.optimizer else []:
+        for group in self._groups():
             group["initial_lr"] = group["lr"]
+            if device.type == "cuda" and group.get("fused"):  # a tensor can be changed under a recorded step
+                group["lr"] = torch.tensor(float(group["lr"]), device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.device, non_blocking=True)
@@ -36,14 +39,29 @@ class Stage:
     def gradients(self) -> list[Tensor]:
         return [w.grad for w in self.parameters.values() if w.grad is not None]
 
-    def apply(self, rate: float) -> None:
-        """One step of the optimiser, at `rate` times its initial learning rate."""
-        if self.optimizer is None:
-            return
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the next steps, as a share of the initial one."""
+        for group in self._groups():
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(group["initial_lr"] * rate)
+            else:
+                group["lr"] = group["initial_lr"] * rate
+
+    def apply(self) -> None:
+        """One step of the optimiser."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def learning_rate(self) -> float | None:
+        groups = self._groups()
+        return float(groups[0]["lr"]) if groups else None
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Does a step of the optimiser take its learning rate from the device?"""
+        return all(isinstance(group["lr"], Tensor) for group in self._groups())
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, buffers and optimiser state under the global names of the parameters: what a checkpoint keeps."""
@@ -64,12 +82,15 @@ class Stage:
             if found:
                 self.optimizer.state[weight] = {key: self._placed(value, weight) for key, value in found.items()}
 
+    def _groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups if self.optimizer else []
+
     def _optimizer_state(self, weight: nn.Parameter) -> dict[str, Tensor]:
         state = self.optimizer.state.get(weight, {}) if self.optimizer else {}
         return {key: value for key, value in state.items() if isinstance(value, Tensor)}
 
     def _placed(self, value: Tensor, weight: nn.Parameter) -> Tensor:
-        """On the device and in the memory layout of its weight; counters stay where optimisers keep them, on the CPU."""
+        """On the device and in the layout of its weight; counters stay where optimisers keep them, on the CPU."""
         if value.shape != weight.shape or value.dim() == 0:
             return value.clone()
         return torch.empty_like(weight).copy_(value)

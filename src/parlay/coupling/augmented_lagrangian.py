@@ -1,4 +1,4 @@
-"""The augmented Lagrangian method (section 2.2.2, appendix B): a multiplier carries the signal, the state stays on the output."""
+"""The augmented Lagrangian method (section 2.2.2, appendix B): a multiplier carries the signal, the state stays put."""
 
 from __future__ import annotations
 
@@ -34,15 +34,17 @@ class AugmentedLagrangian(Coupling):
         if self.multiplier_step < 0:
             raise InputError(f"multiplier-step is {self.multiplier_step}: write a number of at least 0")
 
-    def start(self, x: Tensor, p: Tensor | None, b: Tensor, s2: Tensor) -> Pair:  # noqa: ARG002
-        return Pair(x, torch.zeros_like(x) if p is None else p)
+    def start(self, x: Tensor) -> Pair:
+        return Pair(x, torch.zeros_like(x))
 
     def local_loss(self, x: Tensor, pair: Pair, b: Tensor) -> Tensor:
         state, κ = _both(pair)
         return penalty(x, state, b) + (κ * x).flatten(1).sum(1).mean()
 
-    def update(self, pair: Pair, x: Tensor, p: Tensor, b: Tensor, s2: Tensor) -> Pair:
+    def update(self, pair: Pair, x: Tensor | None, p: Tensor | None, b: Tensor, s2: Tensor) -> Pair:
         state, κ = _both(pair)
+        assert x is not None  # every stage has its turn
+        assert p is not None  # at every step
         if self.multiplier == "hestenes":
             # κ ← κ − 2b (λ* − x) with λ* − x = (κ − p) / (2b), eq. (20). The printed factor η/(2β) in place of 2b
             # has the inverse dimension. Multiplier first: full steps then give κ = p and λ = x, at any β.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from parlay.errors import InputError
 
-FORMS = ("adaptive", "relative", "mean", "sum")
+FORMS = ("relative", "mean", "sum")
 TINY = 1e-12
 
 
@@ -30,12 +30,12 @@ class Pair(NamedTuple):
     state: Tensor
     multiplier: Tensor | None
 
-
-class Moments(NamedTuple):
-    """Running mean squares of one element of the features and of the adjoints at an interface: s² and q²."""
-
-    features: Tensor
-    adjoints: Tensor
+    def of(self, turn: Tensor | None) -> Pair:
+        """Those of the samples at the given positions of the batch; None: of all."""
+        if turn is None:
+            return self
+        turn = turn.to(self.state.device)
+        return Pair(self.state[turn], None if self.multiplier is None else self.multiplier[turn])
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,12 @@ class Coupling(ABC):
     def __post_init__(self) -> None:
         if self.form not in FORMS:
             raise InputError(f"unknown form of the penalty '{self.form}': write one of {', '.join(FORMS)}")
-        positive = {"beta": self.beta, "trust": self.trust, "beta-final": self.beta_final, "state-rate": self.state_rate}
+        positive = {
+            "beta": self.beta,
+            "trust": self.trust,
+            "beta-final": self.beta_final,
+            "state-rate": self.state_rate,
+        }
         for name, value in positive.items():
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"{name} is {value}: write a number greater than 0")
@@ -71,17 +76,13 @@ class Coupling(ABC):
             return self.beta
         return float(self.beta * (self.beta_final / self.beta) ** (epoch / (epochs - 1)))
 
-    def stiffness(self, beta: Tensor, elements: int, moments: Moments) -> Tensor:
-        """b of the penalty b ‖λ − x‖², for an interface whose samples have D = `elements` elements."""
-        s2, q2 = moments
+    def stiffness(self, beta: Tensor, elements: int, s2: Tensor) -> Tensor:
+        """b of the penalty b ‖λ − x‖²; the samples have D = `elements` elements, of the mean square s²."""
         if self.form == "sum":  # the paper's ψ = ‖λ − x‖²
             return beta
         if self.form == "mean":
             return beta / elements
-        if self.form == "relative":  # one β for every network and interface
-            return beta / (elements * s2).clamp_min(TINY)
-        # adaptive: the displacement p / (2b) has 1/β of the features' size, at every interface and all through training
-        return beta * (q2 / s2.clamp_min(TINY)).sqrt().clamp_min(TINY) / 2
+        return beta / (elements * s2).clamp_min(TINY)  # relative: one β serves every network and interface
 
     def displaced(self, x: Tensor, pull: Tensor, b: Tensor, s2: Tensor) -> Tensor:
         """λ* = x − pull / (2b), the displacement cut to the trust region, sample by sample."""
@@ -96,17 +97,24 @@ class Coupling(ABC):
             return torch.lerp(state, minimiser, self.state_step)
         return torch.lerp(state, minimiser, 2 * b * self.state_rate)
 
+    def turn(self, ids: Tensor, epoch: int, stage: int) -> Tensor | None:  # noqa: ARG002
+        """Positions in the batch of the samples that a stage computes in this step; None: all of them."""
+        return None
+
     @abstractmethod
-    def start(self, x: Tensor, p: Tensor | None, b: Tensor, s2: Tensor) -> Pair:
-        """The auxiliary variables for outputs x and, where they are known, adjoints p of the whole network."""
+    def start(self, x: Tensor) -> Pair:
+        """The auxiliary variables for outputs x of a pass through the whole network."""
 
     @abstractmethod
     def local_loss(self, x: Tensor, pair: Pair, b: Tensor) -> Tensor:
         """What stage k-1 minimises instead of the network's loss: a mean over the samples."""
 
     @abstractmethod
-    def update(self, pair: Pair, x: Tensor, p: Tensor, b: Tensor, s2: Tensor) -> Pair:
-        """New auxiliary variables from the step's outputs and adjoints."""
+    def update(self, pair: Pair, x: Tensor | None, p: Tensor | None, b: Tensor, s2: Tensor) -> Pair:
+        """New auxiliary variables from the step's outputs and adjoints.
+
+        x is None where it was not the turn of the stage before, p where not of the stage after.
+        """
 
 
 def penalty(x: Tensor, state: Tensor, b: Tensor) -> Tensor:

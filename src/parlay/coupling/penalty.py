@@ -1,14 +1,25 @@
-"""The quadratic penalty method (section 2.2.2, appendix B.1): the state alone carries the signal, λ = x − p / (2b)."""
+"""The quadratic penalty method (section 2.2.2, appendix B.1): the state alone carries the signal, λ = x − p / (2b).
+
+One tensor does two jobs: it is the input of stage k and the target of stage k-1. In the paper's order (`joint`) both
+use it at every visit, and no β is right: with a small one, stage k trains on inputs that the label has moved far away;
+with a large one the gradient of stage k-1, p + 2b (x − x_then), is drowned by the second term, the pull back to where
+its output was an epoch ago. In the order `red-black` the two take turns: at one visit of a sample its state is an
+output, λ = x, and stage k trains on it and displaces it by −p / (2b); at the next it is a target, stage k-1 trains on
+it and puts its new output in its place. A displaced state is never an input, so b can be small. Each stage computes
+half of the samples of a step, and half as much crosses an interface.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch
 from torch import Tensor
 
 from parlay.coupling.base import Coupling, Pair, penalty
+from parlay.errors import InputError
+
+ORDERS = ("red-black", "joint")
 
 
 @final
@@ -18,22 +29,29 @@ class Penalty(Coupling):
 
     keeps_multipliers: ClassVar[bool] = False
 
-    beta: float = 100.0
-    trust: float = 0.3
-    transport: int = 0
+    beta: float = 3.0
+    order: str = "red-black"
 
-    def start(self, x: Tensor, p: Tensor | None, b: Tensor, s2: Tensor) -> Pair:
-        return Pair(x if p is None else self.displaced(x, p, b, s2), None)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.order not in ORDERS:
+            raise InputError(f"unknown order '{self.order}': write {' or '.join(ORDERS)}")
+
+    def turn(self, ids: Tensor, epoch: int, stage: int) -> Tensor | None:
+        if self.order == "joint":
+            return None
+        return ((ids + epoch + stage) % 2 == 0).nonzero().squeeze(1)
+
+    def start(self, x: Tensor) -> Pair:
+        return Pair(x, None)
 
     def local_loss(self, x: Tensor, pair: Pair, b: Tensor) -> Tensor:
-        state = pair.state
-        if self.transport:
-            with torch.no_grad():
-                dims = [0, *range(2, x.dim())]
-                state = (state - state.mean(dims, keepdim=True)) / state.std(dims, keepdim=True).clamp_min(1e-6)
-                state = state * x.std(dims, keepdim=True) + x.mean(dims, keepdim=True)
-        return penalty(x, state, b)
+        return penalty(x, pair.state, b)
 
-    def update(self, pair: Pair, x: Tensor, p: Tensor, b: Tensor, s2: Tensor) -> Pair:
-        minimiser = self.displaced(x, p, b, s2)
-        return Pair(self.stepped(pair.state, minimiser, b), None)
+    def update(self, pair: Pair, x: Tensor | None, p: Tensor | None, b: Tensor, s2: Tensor) -> Pair:
+        if p is None:  # it was a target; now it is an output again
+            assert x is not None
+            return Pair(x, None)
+        if x is None:  # it was an output, and p is its adjoint right there
+            return Pair(pair.state - p / (2 * b), None)
+        return Pair(self.stepped(pair.state, self.displaced(x, p, b, s2), b), None)

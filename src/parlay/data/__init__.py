@@ -3,13 +3,15 @@
 In come names of data sets, or a user's own; out go tensors with one row per sample, and batches that carry sample ids.
 """
 
-from parlay.data.augment import crop_and_flip, expand, normalise
+from parlay.data.augment import Augmentation, CropAndFlip, crop_and_flip, expand, normalise
 from parlay.data.batches import batches, order, step_seed
 from parlay.data.fetch import check, fetch
 from parlay.data.sources import NAMES, DataSet, Facts, Split, Synthetic, as_split, facts, load
 
 __all__ = [
     "NAMES",
+    "Augmentation",
+    "CropAndFlip",
     "DataSet",
     "Facts",
     "Split",

@@ -3,8 +3,11 @@
 The random numbers come from a generator on the CPU and are then moved, so that every device makes the same images.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +17,7 @@ from parlay.data.batches import mixed_seed
 from parlay.data.split import Split
 from parlay.errors import InputError
 
+Changes = Mapping[str, Tensor]
 CHUNK = 4096  # images augmented at a time by `expand`: bounds the padded copies, 80 MB of uint8 for CIFAR
 
 
@@ -38,20 +42,55 @@ def _affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.devic
     return scale.float().view(-1, 1, 1).to(device), shift.float().view(-1, 1, 1).to(device)
 
 
-def crop_and_flip(images: Tensor, generator: torch.Generator, pad: int = 4, flip: bool = True) -> Tensor:
+class Augmentation(ABC):
+    """A random change of images in two halves: the numbers are drawn on the CPU, the images changed on their device.
+
+    The halves are apart because a step recorded as a CUDA graph can do the second only.
+    """
+
+    @abstractmethod
+    def draw(self, count: int, generator: torch.Generator) -> Changes:
+        """The random numbers for so many images."""
+
+    @abstractmethod
+    def apply(self, images: Tensor, changes: Changes) -> Tensor:
+        """The images, changed; their shape stays."""
+
+
+@final
+@dataclass(frozen=True)
+class CropAndFlip(Augmentation):
     """Each image shifted by up to `pad` pixels either way, zeros coming in, and mirrored with probability one half."""
+
+    pad: int = 4
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        if self.pad < 0:
+            raise InputError(f"pad {self.pad}: write 0 or more pixels")
+
+    def draw(self, count: int, generator: torch.Generator) -> Changes:
+        shifts = torch.randint(2 * self.pad + 1, (2, count), generator=generator)
+        mirror = torch.randint(2, (1, count), generator=generator)
+        return {"shifts-and-mirror": torch.cat([shifts, mirror])}
+
+    def apply(self, images: Tensor, changes: Changes) -> Tensor:
+        _check_images(images)
+        n, _, height, width = images.shape
+        down, right, mirrored = changes["shifts-and-mirror"].to(images.device)
+        if self.flip:  # before the crop: a shift drawn evenly from both sides is its own mirror image
+            images = torch.where(mirrored.bool().view(n, 1, 1, 1), images.flip(3), images)
+        # All windows of the padded images as a view (N, C, 2 pad + 1, 2 pad + 1, H, W); only the drawn ones are copied.
+        pad = self.pad
+        windows = F.pad(images, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
+        return windows[torch.arange(n, device=images.device), :, down, right]
+
+
+def crop_and_flip(images: Tensor, generator: torch.Generator, pad: int = 4, flip: bool = True) -> Tensor:
+    """`CropAndFlip` in one go."""
+    change = CropAndFlip(pad, flip)
     _check_images(images)
-    if pad < 0:
-        raise InputError(f"pad {pad}: write 0 or more pixels")
-    n, _, height, width = images.shape
-    shifts = torch.randint(2 * pad + 1, (2, n), generator=generator)
-    mirror = torch.randint(2, (1, n), generator=generator)
-    down, right, mirrored = torch.cat([shifts, mirror]).to(images.device)  # one copy to the device, not three
-    if flip:  # before the crop: a shift drawn evenly from both sides is its own mirror image
-        images = torch.where(mirrored.bool().view(n, 1, 1, 1), images.flip(3), images)
-    # All windows of the padded images as a view (N, C, 2 pad + 1, 2 pad + 1, H, W); only the drawn ones are copied.
-    windows = F.pad(images, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
-    return windows[torch.arange(n, device=images.device), :, down, right]
+    return change.apply(images, change.draw(len(images), generator))
 
 
 def expand(split: Split, ratio: int, seed: int) -> Split:

@@ -25,11 +25,18 @@ def step_seed(seed: int, epoch: int, step: int, stream: int = 0) -> int:
 
 
 def order(samples: int, seed: int, epoch: int) -> Tensor:
-    """The order in which an epoch goes through the sample ids 0..samples-1."""
+    """The order in which an epoch goes through the sample ids 0..samples-1.
+
+    Even and odd ids take turns, each kind shuffled: a method in which the halves of the data do different things then
+    has as many samples of each in every batch.
+    """
     if samples < 1:
         raise InputError("the data set is empty: pass at least one sample")
     generator = torch.Generator().manual_seed(mixed_seed("order", seed, epoch))
-    return torch.randperm(samples, generator=generator)
+    ids = torch.empty(samples, dtype=torch.int64)
+    ids[0::2] = 2 * torch.randperm((samples + 1) // 2, generator=generator)
+    ids[1::2] = 2 * torch.randperm(samples // 2, generator=generator) + 1
+    return ids
 
 
 def batches(samples: int, batch_size: int, seed: int, epoch: int) -> list[Tensor]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from parlay.data import step_seed
+from parlay.evaluate import Loss
 
 AUGMENTATION = 1 << 20  # stream of the augmentation's random numbers; the stages' streams are their indices
 
@@ -45,6 +46,11 @@ class Totals:
     loss: list[float] = field(default_factory=list)
     violation: list[float] = field(default_factory=list)
 
+    def add(self, samples: int, losses: list[float], violations: list[float]) -> None:
+        self.samples += samples
+        self.loss = _sum(self.loss, [value * samples for value in losses])
+        self.violation = _sum(self.violation, [value * samples for value in violations])
+
     def means(self, sums: list[float]) -> list[float]:
         return [value / max(self.samples, 1) for value in sums]
 
@@ -53,6 +59,7 @@ class Engine(ABC):
     """Runs the stages of one network."""
 
     totals: Totals
+    model: nn.Module
 
     @abstractmethod
     def serial_step(self, batch: Batch) -> None:
@@ -70,7 +77,11 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    def forward(self, x: Tensor) -> Any:
+        """Through the whole network, without filters."""
+
+    @abstractmethod
+    def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]], loss: Loss | None = None) -> dict[str, float]:
         """Mean loss and, for classes, accuracy through the whole network in evaluation mode."""
 
     @abstractmethod
@@ -92,6 +103,11 @@ class Engine(ABC):
 
     @property
     @abstractmethod
+    def learning_rate(self) -> float | None:
+        """Of the last step."""
+
+    @property
+    @abstractmethod
     def auxiliary_bytes(self) -> int:
         """What the stores hold."""
 
@@ -100,5 +116,5 @@ class Engine(ABC):
         """Give the stores back."""
 
 
-def totals_from(kept: dict[str, Any]) -> Totals:
-    return Totals(**kept)
+def _sum(sums: list[float], more: list[float]) -> list[float]:
+    return [a + b for a, b in zip(sums, more, strict=True)] if sums else more

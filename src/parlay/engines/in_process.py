@@ -1,4 +1,8 @@
-"""All stages in one process, on any mix of devices: the reference that other engines are compared with."""
+"""All stages in one process, on any mix of devices: the reference that other engines are compared with.
+
+A step is one function from tensors to a row of losses and violations. On a GPU it is recorded once as a CUDA graph;
+everywhere else, and for last incomplete batches, the same function runs as it is.
+"""
 
 from __future__ import annotations
 
@@ -9,130 +13,176 @@ from typing import final
 import torch
 from torch import Tensor
 
-from parlay.coupling import Pair
+from parlay.coupling import Coupling, Pair
+from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine, Totals
-from parlay.errors import Diverged, InputError
-from parlay.evaluate import Loss, evaluate, unchanged_buffers
-from parlay.feed import Feed
+from parlay.engines.graphs import Graphed, Inputs
+from parlay.errors import Diverged
+from parlay.evaluate import Loss, evaluate, in_float32, unchanged_buffers
 from parlay.interface import Interface
-from parlay.partitioning import Partition
 from parlay.stage import Stage
 
+NOTHING = torch.empty(0)
 LOOK_EVERY = 32  # steps between two looks at the losses on a GPU, which wait for it; on the CPU every step is looked at
 
 
 @final
 class InProcess(Engine):
-    """Stages and interfaces side by side. Interface k joins stages k-1 and k, so there are K-1 of them."""
+    """Stages and interfaces side by side. `interfaces[k]` joins stages k and k+1; there is one fewer than stages."""
 
     def __init__(
         self,
-        partition: Partition,
+        model: torch.nn.Module,
         stages: list[Stage],
         interfaces: list[Interface],
+        coupling: Coupling,
         loss: Loss,
         feed: Feed,
         *,
         clip: float | None = None,
-        adjoints_at_start: bool = False,
+        capture: bool = False,
     ) -> None:
-        self.model = partition.model
+        self.model = model
         self.stages = stages
         self.interfaces = interfaces
+        self.coupling = coupling
         self.loss = loss
         self.feed = feed
         self.clip = clip
-        self.adjoints_at_start = adjoints_at_start
         self.totals = Totals()
-        self._seen: list[_Step] = []
-        self._look_every = 1 if all(stage.device.type == "cpu" for stage in stages) else LOOK_EVERY
+        self._seen: list[tuple[Batch, Tensor, int]] = []
+        self._on_cpu = all(stage.device.type == "cpu" for stage in stages)
+        self._captured = capture
+        self._seeds: list[int] = []
+        self._following: Tensor | None = None
+        device = stages[0].device
+        self._parallel = Graphed(self._parallel_step, device) if capture else self._parallel_step
+        self._serial = Graphed(self._serial_step, device) if capture else self._serial_step
 
     def parallel_step(self, batch: Batch) -> None:
+        inputs = {"ids": batch.ids, "beta": torch.tensor(batch.beta)}
+        for k in range(len(self.stages)):
+            turn = self.coupling.turn(batch.ids, batch.epoch, k)
+            if turn is not None:
+                inputs[f"turn-{k}"] = turn
+        self._following = batch.following
+        self._step(self._parallel, batch, inputs, losses=len(self.stages))
+
+    def serial_step(self, batch: Batch) -> None:
+        changes = self.feed.draw(len(batch.ids), batch.generator())
+        self._step(self._serial, batch, {"ids": batch.ids, **changes}, losses=1)
+
+    def _step(self, step: Callable[[Inputs], Tensor], batch: Batch, inputs: Inputs, losses: int) -> None:
         self.model.train()
-        ids, n = batch.ids, len(batch.ids)
-        inputs, targets = self.feed.batch(ids)
+        self._begin(batch)
+        for stage in self.stages:
+            stage.set_rate(batch.rate)
+        if self._captured:  # a recorded step finds its inputs on the device
+            inputs = {name: value.to(self.stages[0].device, non_blocking=True) for name, value in inputs.items()}
+        row = step(inputs)
+        self._seen.append((batch, row, losses))
+        if len(self._seen) >= (1 if self._on_cpu else LOOK_EVERY):
+            self.drain()
+
+    def _begin(self, batch: Batch) -> None:
+        """Random numbers inside the network depend on the step and the stage alone."""
+        self._seeds = [batch.random(k) for k in range(len(self.stages))]
+        torch.manual_seed(self._seeds[0])
+
+    def _forward(self, k: int, x: Tensor) -> Tensor:
+        if not self._captured:  # a recorded step has one stream of random numbers, seeded before it
+            torch.manual_seed(self._seeds[k])
+        return self.stages[k].forward(x)
+
+    def _parallel_step(self, inputs: Inputs) -> Tensor:
+        ids, beta = inputs["ids"], inputs["beta"]
+        turns = [inputs.get(f"turn-{k}") for k in range(len(self.stages))]
         pairs = [interface.gather(ids) for interface in self.interfaces]
-        if batch.following is not None:
+        if self._following is not None:  # on its way while this batch is computed
             for interface in self.interfaces:
-                interface.prefetch(batch.following)
-        beta = torch.tensor(batch.beta)
+                interface.prefetch(self._following)
 
         # 1. every stage at once: its state through its blocks, its own loss, its own gradient
         losses, outputs, adjoints = [], [], []
-        for k, stage in enumerate(self.stages):
-            torch.manual_seed(batch.random(k))
-            state = pairs[k - 1].state.requires_grad_() if k > 0 else None
-            x = stage.forward(inputs if state is None else self.interfaces[k - 1].up(state))
-            if k < len(self.interfaces):
-                loss = self.interfaces[k].local_loss(x, pairs[k], beta)
-            else:
-                loss = self.loss(x, targets)
-            loss.backward()
-            losses.append(loss.detach())
+        for k in range(len(self.stages)):
+            x, loss, p = self._local_gradient(k, ids, turns[k], pairs, beta)
+            losses.append(loss)
             outputs.append(x)
-            if state is not None and state.grad is not None:
-                adjoints.append(state.grad * n)  # the loss is a mean, the adjoint is per sample
-        self._stop_if_not_finite(batch, losses)
+            adjoints.append(p)
+        if self._on_cpu and not all(math.isfinite(float(loss)) for loss in losses):
+            return _row(losses)  # before any update; `drain` names the stage
         for stage in self.stages:
             self._clip(stage.gradients())
-            stage.apply(batch.rate)
+            stage.apply()
 
         # 2. every interface: new states and multipliers
-        violations = []
-        for interface, pair, x, p in zip(self.interfaces, pairs, outputs[:-1], adjoints, strict=True):
-            pair = Pair(pair.state.detach(), pair.multiplier)
-            violations.append(interface.update(ids, pair, x.detach(), p, beta))
-        self._record(batch, losses, violations)
+        violations = [
+            interface.update(ids, pairs[k], outputs[k], turns[k], adjoints[k + 1], turns[k + 1], beta)
+            for k, interface in enumerate(self.interfaces)
+        ]
+        return _row(losses, violations)
 
-    def serial_step(self, batch: Batch) -> None:
-        self.model.train()
-        x, targets = self.feed.batch(batch.ids, batch.generator())
-        for k, stage in enumerate(self.stages):
-            torch.manual_seed(batch.random(k))
-            x = stage.forward(x)
-        loss = self.loss(x, targets)
-        loss.backward()
-        self._stop_if_not_finite(batch, [loss.detach()])
-        self._clip([g for stage in self.stages for g in stage.gradients()])
-        for stage in self.stages:
-            stage.apply(batch.rate)
-        self._record(batch, [loss.detach()], [])
+    def _local_gradient(
+        self, k: int, ids: Tensor, turn: Tensor | None, pairs: list[Pair], beta: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Stage k on its own problem: its output, its loss, and the adjoint of its state; the ends lack one of them."""
+        if turn is not None:
+            ids = ids[turn.to(ids.device)]
+        if len(ids) == 0:  # a last batch of one sample, in which another stage has its turn
+            return NOTHING, torch.zeros((), device=self.stages[k].device), NOTHING
+        first, last = k == 0, k == len(self.interfaces)
+        inputs, targets = self.feed.batch(ids) if first or last else (NOTHING, NOTHING)
+        state = NOTHING
+        if not first:
+            state = pairs[k - 1].of(turn).state.detach().requires_grad_()
+            inputs = self.interfaces[k - 1].up(state)
+        x = self._forward(k, inputs)
+        joined = None if last else self.interfaces[k]
+        loss = joined.local_loss(x, pairs[k].of(turn), beta) if joined else self.loss(in_float32(x), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        p = state.grad * len(ids) if state.grad is not None else NOTHING  # the loss is a mean, the adjoint per sample
+        return NOTHING if last else x.detach(), loss.detach(), p
+
+    def _serial_step(self, inputs: Inputs) -> Tensor:
+        x, targets = self.feed.batch(inputs["ids"], inputs)
+        for k in range(len(self.stages)):
+            x = self._forward(k, x)
+        loss = self.loss(in_float32(x), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if not self._on_cpu or math.isfinite(float(loss)):
+            self._clip([g for stage in self.stages for g in stage.gradients()])
+            for stage in self.stages:
+                stage.apply()
+        return loss.detach().reshape(1)
 
     def refresh(self, batches: Iterable[Batch], stop: Callable[[], bool]) -> list[float] | None:
+        if not self.interfaces:
+            return None
         had_states = self.filled
-        violations: list[list[Tensor]] = []
+        violations: list[Tensor] = []
         for interface in self.interfaces:
             interface.filled = False
-            interface.forget_moments()
+            interface.mean_square.zero_()
         self.model.train()
-        with unchanged_buffers(self.model):
+        with unchanged_buffers(self.model), torch.no_grad():
             for batch in batches:
                 if stop():
                     return None
                 violations.append(self._start(batch))
         for interface in self.interfaces:
             interface.filled = True
-        if not had_states:
-            return None
-        return [float(torch.stack(column).mean()) for column in zip(*violations, strict=True)]
+        return torch.stack(violations).mean(0).tolist() if had_states else None
 
-    def _start(self, batch: Batch) -> list[Tensor]:
-        """States, and adjoints where they are asked for, of one batch by plain backpropagation through the filters."""
-        x, targets = self.feed.batch(batch.ids)
-        smalls: list[Tensor] = []
-        with torch.set_grad_enabled(self.adjoints_at_start):
-            for k, stage in enumerate(self.stages):
-                if k > 0:
-                    smalls.append(self.interfaces[k - 1].down(x.to(stage.device)))
-                    x = self.interfaces[k - 1].up(smalls[-1])
-                torch.manual_seed(batch.random(k))
-                x = stage.forward(x)
-            adjoints: Iterable[Tensor | None] = [None] * len(smalls)
-            if self.adjoints_at_start and smalls:
-                adjoints = torch.autograd.grad(self.loss(x, targets) * len(batch.ids), smalls)
-        beta = torch.tensor(batch.beta)
-        joined = zip(self.interfaces, smalls, adjoints, strict=True)
-        return [interface.start(batch.ids, x.detach(), p, beta) for interface, x, p in joined]
+    def _start(self, batch: Batch) -> Tensor:
+        """States of one batch by a forward pass, through the filters: what each stage will see is what it puts out."""
+        self._begin(batch)
+        x, _ = self.feed.batch(batch.ids)
+        violations = []
+        for k, interface in enumerate(self.interfaces):
+            x = interface.down(self._forward(k, x).to(interface.device))
+            violations.append(interface.start(batch.ids, x))
+            x = interface.up(x)
+        return _row(violations)
 
     def forward(self, x: Tensor) -> Tensor:
         for stage in self.stages:
@@ -144,18 +194,12 @@ class InProcess(Engine):
         return evaluate(self.forward, loss or self.loss, batches)
 
     def drain(self) -> Totals:
-        """Take the losses of the last steps from the devices, look at them, and add them up."""
+        """Take the losses of the last steps from the device, look at them, and add them up."""
         seen, self._seen = self._seen, []
-        if not seen:
-            return self.totals
-        losses = [_to_host(column) for column in zip(*(step.losses for step in seen), strict=True)]
-        for step, row in zip(seen, zip(*losses, strict=True), strict=True):
-            _raise_if_not_finite(step.batch, row, len(self.stages))
-        violations = [_to_host(column) for column in zip(*(step.violations for step in seen), strict=True)]
-        weights = [len(step.batch.ids) for step in seen]
-        self.totals.samples += sum(weights)
-        self.totals.loss = _add(self.totals.loss, losses, weights)
-        self.totals.violation = _add(self.totals.violation, violations, weights)
+        rows = _host([row for _, row, _ in seen])
+        for (batch, _, losses), row in zip(seen, rows, strict=True):
+            _raise_if_not_finite(batch, row[:losses], len(self.stages))
+            self.totals.add(len(batch.ids), row[:losses], row[losses:])
         return self.totals
 
     def parts(self, with_states: bool) -> dict[str, dict[str, Tensor]]:
@@ -165,17 +209,23 @@ class InProcess(Engine):
         return parts
 
     def load(self, parts: dict[str, dict[str, Tensor]]) -> None:
-        kept = {name: value for part, values in parts.items() if part.startswith("stage-") for name, value in values.items()}
+        kept = {
+            name: value for part, values in parts.items() if part.startswith("stage-") for name, value in values.items()
+        }
         for stage in self.stages:
             stage.load(kept)
-        states = [parts.get(f"interface-{k}") for k in range(1, len(self.stages))]
-        same_cut = f"interface-{len(self.stages)}" not in parts
+        states = [parts.get(f"interface-{k}") for k in range(1, len(self.interfaces) + 1)]
+        same_cut = f"interface-{len(self.interfaces) + 1}" not in parts
         for interface, values in zip(self.interfaces, states, strict=True):
             interface.filled = same_cut and values is not None and interface.load(values)
 
     @property
     def filled(self) -> bool:
         return all(interface.filled for interface in self.interfaces)
+
+    @property
+    def learning_rate(self) -> float | None:
+        return next((rate for stage in self.stages if (rate := stage.learning_rate) is not None), None)
 
     @property
     def auxiliary_bytes(self) -> int:
@@ -192,42 +242,22 @@ class InProcess(Engine):
             for gradient in gradients:
                 gradient.mul_(scale.to(gradient.device))
 
-    def _stop_if_not_finite(self, batch: Batch, losses: list[Tensor]) -> None:
-        """On the CPU a look costs nothing: stop before the update. On a GPU `drain` looks later."""
-        if self._look_every == 1:
-            _raise_if_not_finite(batch, [float(loss) for loss in losses], len(self.stages))
 
-    def _record(self, batch: Batch, losses: list[Tensor], violations: list[Tensor]) -> None:
-        self._seen.append(_Step(batch, losses, violations))
-        if len(self._seen) >= self._look_every:
-            self.drain()
+def _row(*columns: list[Tensor]) -> Tensor:
+    """All numbers of a step in one tensor: one copy to the host takes them."""
+    values = [value for column in columns for value in column]
+    return torch.stack([value.float().to(values[0].device) for value in values])
 
 
-@final
-class _Step:
-    """The losses and violations of a step, still on their devices."""
-
-    def __init__(self, batch: Batch, losses: list[Tensor], violations: list[Tensor]) -> None:
-        self.batch, self.losses, self.violations = batch, losses, violations
-
-
-def _to_host(column: Iterable[Tensor]) -> list[float]:
-    return [float(v) for v in torch.stack(list(column)).tolist()]
-
-
-def _add(sums: list[float], columns: list[list[float]], weights: list[int]) -> list[float]:
-    new = [sum(v * w for v, w in zip(column, weights, strict=True)) for column in columns]
-    return [a + b for a, b in zip(sums, new, strict=True)] if sums else new
+def _host(rows: list[Tensor]) -> list[list[float]]:
+    """The rows of several steps, in one copy."""
+    return [[float(v) for v in row] for row in torch.stack(rows).tolist()] if rows else []
 
 
 def _raise_if_not_finite(batch: Batch, losses: Iterable[float], stages: int) -> None:
     for k, loss in enumerate(losses):
         if not math.isfinite(loss):
-            who = f"stage {k} of {stages}"
             ids = ", ".join(map(str, batch.ids[:4].tolist())) + (", ..." if len(batch.ids) > 4 else "")
-            raise Diverged(f"the loss of {who} is {loss} in epoch {batch.epoch}, step {batch.step} (samples {ids})")
-
-
-def check_batch_norm(error: ValueError) -> InputError:
-    """torch's complaint about a batch norm over a single value, in words that help."""
-    return InputError(f"batch normalisation over a single value ({error}): take another batch size, or larger images")
+            raise Diverged(
+                f"the loss of stage {k} of {stages} is {loss} in epoch {batch.epoch}, step {batch.step} (samples {ids})"
+            )

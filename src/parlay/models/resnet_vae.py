@@ -54,7 +54,7 @@ class Decoder(nn.Module):
         small, middle, large = WIDTHS
         self.linear = nn.Linear(latent, large * self.sides[0][0] * self.sides[0][1])
         self.groups = nn.ModuleList(
-            ResidualBlock(channels_in, channels_out, project=True)
+            ResidualBlock(channels_in, channels_out)
             for channels_in, channels_out in ((large, large), (large, middle), (middle, small))
         )
         self.norm = nn.BatchNorm2d(small)

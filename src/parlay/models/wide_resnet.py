@@ -9,6 +9,6 @@ from parlay.models.resnet import WIDTHS, OutputLayer, encoder
 
 
 def wide_resnet(shape: tuple[int, int, int], classes: int, n: int, k: int) -> nn.Sequential:
-    """WRN-(6n+4)-k: 3n+2 blocks. The input layer keeps 16 channels, and shortcuts that change shape are projections."""
+    """WRN-(6n+4)-k: 3n+2 blocks. The input layer keeps 16 channels."""
     widths = (WIDTHS[0] * k, WIDTHS[1] * k, WIDTHS[2] * k)
-    return nn.Sequential(*encoder(shape[0], n, widths, project=True), OutputLayer(widths[-1], classes))
+    return nn.Sequential(*encoder(shape[0], n, widths), OutputLayer(widths[-1], classes))

@@ -266,12 +266,9 @@ def _violation(axes: Axes, task: Task, group: Group) -> None:
     """A line per interface, the mean over the seeds; rings are the violation found at the entry of a parallel phase."""
     for k in range(interfaces(group)):
         colour = interface_look(k).colour
-        numbers, values = _mean(group.counted, lambda e, k=k: e.violation[k] if k < len(e.violation) else None)  # type: ignore[misc]
+        numbers, values = _mean(group.counted, _at(k, lambda e: e.violation))
         _draw(axes, numbers, values, colour)
-        numbers, values = _mean(
-            group.counted,
-            lambda e, k=k: e.violation_at_entry[k] if k < len(e.violation_at_entry) else None,  # type: ignore[misc]
-        )
+        numbers, values = _mean(group.counted, _at(k, lambda e: e.violation_at_entry))
         axes.plot(numbers, values, "o", mfc="none", color=colour, markersize=3.5, markeredgewidth=0.9)
     found = [
         v
@@ -288,6 +285,10 @@ def _violation(axes: Axes, task: Task, group: Group) -> None:
     else:
         axes.set_ylim(0, 1.1 * max(found, default=1.0))
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=_STEPS))
+
+
+def _at(k: int, values: Callable[[Epoch], tuple[float | None, ...]]) -> Value:
+    return lambda epoch: values(epoch)[k] if k < len(values(epoch)) else None
 
 
 def interfaces(group: Group) -> int:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from parlay.data import Split
+from parlay.data.augment import Augmentation
+from parlay.data.split import Split
 
 Prepare = Callable[[Tensor], Tensor]
-Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Feed:
 
     split: Split
     prepare: Prepare | None = None
-    augment: Augment | None = None
+    augment: Augmentation | None = None
     reconstruct: bool = False
     """The target of a sample is the prepared sample itself."""
 
@@ -32,11 +32,15 @@ class Feed:
         split = Split(self.split.inputs.to(first), self.split.targets.to(last))
         return Feed(split, self.prepare, self.augment, self.reconstruct)
 
-    def batch(self, ids: Tensor, random: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of these samples; augmented where a generator of random numbers is given."""
+    def draw(self, count: int, random: torch.Generator) -> dict[str, Tensor]:
+        """The random changes of a batch, as tensors; none where nothing is augmented."""
+        return dict(self.augment.draw(count, random)) if self.augment is not None else {}
+
+    def batch(self, ids: Tensor, changes: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these samples; augmented where changes were drawn for them."""
         inputs = self.split.inputs[ids.to(self.split.inputs.device)]
-        if random is not None and self.augment is not None:
-            inputs = self.augment(inputs, random)
+        if changes is not None and self.augment is not None:
+            inputs = self.augment.apply(inputs, changes)
         if self.prepare is not None:
             inputs = self.prepare(inputs)
         if self.reconstruct:

@@ -1,0 +1,273 @@
+"""One training run: phases, steps, records, checkpoints. It knows the schedule; the engine knows the stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from parlay import checkpoint
+from parlay.data import batches
+from parlay.data.feed import Feed
+from parlay.engines.base import Batch, Engine, Totals
+from parlay.errors import Diverged, InputError
+from parlay.evaluate import estimate_statistics, unchanged_buffers
+from parlay.interrupt import Interrupt
+from parlay.records import Record, Records, environment, write_json
+from parlay.schedule import PARALLEL, SERIAL
+
+if TYPE_CHECKING:
+    from parlay.trainer import Trainer
+
+JUDGED = 10_000  # training samples that the training loss and the batch statistics are taken from
+JUDGED_AT_ONCE = 500
+PHASE_NAMES = {PARALLEL: "parallel", SERIAL: "serial"}
+
+
+@dataclass
+class Result:
+    """What became of a run."""
+
+    status: str
+    """finished, diverged or interrupted."""
+    model: nn.Sequential
+    """The network, ordinary again, on the CPU."""
+    records: list[Record]
+    summary: dict[str, Any]
+    message: str = ""
+
+
+@dataclass
+class Position:
+    """Where a run stands: the next step to do, and the sums of the epoch that it stands in."""
+
+    epoch: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    """Of this epoch, so far."""
+    refresh_seconds: float = 0.0
+    violation_at_entry: list[float] | None = None
+    totals: Totals = field(default_factory=Totals)
+
+
+class Run:
+    """One call of `fit`."""
+
+    def __init__(
+        self, trainer: Trainer, engine: Engine, feed: Feed, judge: Feed | None, epochs: int, interrupt: Interrupt
+    ) -> None:
+        self.trainer, self.engine, self.feed, self.judge, self.epochs = trainer, engine, feed, judge, epochs
+        self.interrupt = interrupt
+        self.phases = trainer.schedule.phases(epochs)
+        self.steps = -(-len(feed) // trainer.batch_size)
+        self.records = Records(trainer.out / "records.jsonl" if trainer.out else None)
+        self.position = Position()
+        self.began = time.perf_counter()
+
+    def go(self, resume: bool) -> Result:
+        if not (resume and self._resume()):
+            self.records.restart(0)
+        self.trainer.progress.begin(self.epochs * self.steps, self._step_number())
+        try:
+            for epoch in range(self.position.epoch, self.epochs):
+                if not self._epoch(epoch):
+                    self._save()
+                    return self._result("interrupted", f"interrupted in epoch {epoch}, step {self.position.step}")
+        except Diverged as error:
+            return self._result("diverged", str(error))
+        return self._result("finished")
+
+    def _epoch(self, epoch: int) -> bool:
+        """One epoch, or what is left of it. False where a signal has ended it."""
+        now, engine, phase = self.position, self.engine, self.phases[epoch]
+        began = time.perf_counter() - now.seconds
+        engine.totals = now.totals
+        if phase == PARALLEL and (not engine.filled or (now.step == 0 and self._after_serial(epoch))):
+            now.violation_at_entry = engine.refresh(self._steps(epoch), self.interrupt.requested)
+            now.refresh_seconds = time.perf_counter() - began
+        step = engine.parallel_step if phase == PARALLEL else engine.serial_step
+        for batch in self._steps(epoch, now.step):
+            if self.interrupt.requested():
+                break
+            step(batch)
+            now.step += 1
+            self.trainer.progress.step(f"epoch {epoch + 1} {PHASE_NAMES[phase]}")
+        engine.drain()
+        now.seconds = time.perf_counter() - began
+        if now.step < self.steps:
+            return False
+        self.records.append(self._record(epoch))
+        self.trainer.progress.epoch(self.records.rows[-1], self.epochs)
+        self.position = Position(epoch + 1)
+        if self._due(epoch):
+            self._save()
+        return True
+
+    def _after_serial(self, epoch: int) -> bool:
+        return epoch == 0 or self.phases[epoch - 1] == SERIAL
+
+    def _steps(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        trainer = self.trainer
+        ids = batches(len(self.feed), trainer.batch_size, trainer.seed, epoch)
+        beta = trainer.method.beta_at(epoch, self.epochs)
+        for step in range(first, len(ids)):
+            rate = trainer.rate.at(epoch + step / len(ids), self.epochs)
+            following = ids[step + 1] if step + 1 < len(ids) else None
+            yield Batch(ids[step], epoch, step, rate, beta, trainer.seed, following)
+
+    def _record(self, epoch: int) -> Record:
+        now, totals, parallel = self.position, self.engine.totals, self.phases[epoch] == PARALLEL
+        return {
+            "epoch": epoch,
+            "phase": PHASE_NAMES[self.phases[epoch]],
+            "losses": totals.means(totals.loss),
+            **self._judged(estimate=parallel, last=epoch + 1 == self.epochs),
+            "violation": totals.means(totals.violation) if parallel else None,
+            "violation_at_entry": now.violation_at_entry,
+            "seconds": now.seconds,
+            "refresh_seconds": now.refresh_seconds,
+            "learning_rate": self.engine.learning_rate,
+            "beta": self.trainer.method.beta_at(epoch, self.epochs) if parallel else None,
+        }
+
+    def _judged(self, estimate: bool, last: bool) -> dict[str, float | None]:
+        """Losses and accuracy through the whole network; after a parallel phase with statistics estimated for it.
+
+        After the last epoch they stay: they belong to the model that is saved.
+        """
+        if not estimate:
+            return self._scores()
+        if last:
+            self._estimate()
+            return self._scores()
+        with unchanged_buffers(self.engine.model):
+            self._estimate()
+            return self._scores()
+
+    def _estimate(self) -> None:
+        parts = torch.split(self._judged_ids(), self.trainer.batch_size)
+        inputs = (self.feed.batch(part)[0] for part in parts if len(part) == len(parts[0]))
+        estimate_statistics(self.engine.model, self.engine.forward, inputs)
+
+    def _scores(self) -> dict[str, float | None]:
+        train = self.engine.evaluate(_batches(self.feed, self._judged_ids()))
+        if self.judge is None:
+            return {"train_loss": train["loss"], "test_loss": None, "test_accuracy": None}
+        test = self.engine.evaluate(_batches(self.judge, torch.arange(len(self.judge))), self.trainer.test_loss)
+        return {"train_loss": train["loss"], "test_loss": test["loss"], "test_accuracy": test.get("accuracy")}
+
+    def _judged_ids(self) -> Tensor:
+        return torch.arange(0, len(self.feed), -(-len(self.feed) // JUDGED))
+
+    def _due(self, epoch: int) -> bool:
+        every = self.trainer.checkpoint_every
+        return every > 0 and ((epoch + 1) % every == 0 or epoch + 1 == self.epochs)
+
+    def _step_number(self) -> int:
+        return self.position.epoch * self.steps + self.position.step
+
+    def _save(self) -> None:
+        """A checkpoint; with the states only where the next step needs them."""
+        if self.trainer.out is None:
+            return
+        now = self.position
+        parallel = now.epoch < self.epochs and self.phases[now.epoch] == PARALLEL
+        with_states = parallel and (now.step > 0 or not self._after_serial(now.epoch))
+        meta = {"position": asdict(now), "total_seconds": self._total_seconds(), "data": self._order()}
+        checkpoint.save(self.trainer.out / "checkpoints", self._step_number(), self.engine.parts(with_states), meta)
+
+    def _order(self) -> dict[str, int]:
+        """What must be the same for the order of the samples to be the same."""
+        return {"samples": len(self.feed), "batch-size": self.trainer.batch_size, "seed": self.trainer.seed}
+
+    def _resume(self) -> bool:
+        """Take up the newest checkpoint; False where there is none."""
+        assert self.trainer.out is not None
+        say = self.trainer.progress.line
+        found = checkpoint.newest(self.trainer.out / "checkpoints", say)
+        if found is None:
+            say(f"no checkpoint in {self.trainer.out}: training starts at the beginning")
+            return False
+        for name, value in self._order().items():
+            then = found.meta["data"][name]
+            if then != value:
+                raise InputError(f"the checkpoint was made with {name} {then}, not {value}: write --{name} {then}")
+        kept = found.meta["position"]
+        self.position = Position(**{**kept, "totals": Totals(**kept["totals"])})
+        self.began -= found.meta["total_seconds"]
+        self.engine.load({name: found.part(name) for name in found.parts})
+        if any(name.startswith("interface-") for name in found.parts) and not self.engine.filled:
+            say("the checkpoint's states are of another cut, filter or method: they are set anew")
+        self.records.restart(self.position.epoch)
+        return True
+
+    def _total_seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+    def _result(self, status: str, message: str = "") -> Result:
+        model: nn.Sequential = self.trainer.partition.model
+        model.to(device="cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        summary = self._summary(status, message)
+        if self.trainer.out is not None:
+            if status == "finished":
+                save_model(model, self.trainer.out / "model.safetensors")
+            write_json(self.trainer.out / "summary.json", summary)
+        return Result(status, model.eval(), self.records.rows, summary, message)
+
+    def _summary(self, status: str, message: str) -> dict[str, Any]:
+        trainer, rows = self.trainer, self.records.rows
+        last: Record = rows[-1] if rows else {}
+        violation: list[float] = next((row["violation"] for row in reversed(rows) if row["violation"]), [])
+        return {
+            "status": status,
+            "message": message,
+            "method": type(trainer.method).__name__,
+            "model": type(trainer.partition.model).__name__,
+            "dataset": None,
+            "stages": len(trainer.partition),
+            "cuts": list(trainer.partition.cuts),
+            "schedule": str(trainer.schedule),
+            "downsample": trainer.downsample,
+            "epochs": len(rows),
+            "seed": trainer.seed,
+            "parameters": sum(w.numel() for w in trainer.partition.model.parameters()),
+            "test_accuracy": last.get("test_accuracy"),
+            "test_loss": last.get("test_loss"),
+            "train_loss": last.get("train_loss"),
+            "auxiliary_bytes": self.engine.auxiliary_bytes,
+            "seconds": {
+                "total": self._total_seconds(),
+                "serial_epoch": _mean_seconds(rows, "serial"),
+                "parallel_epoch": _mean_seconds(rows, "parallel"),
+            },
+            "violation": violation,
+            "environment": environment([_name(device) for device in trainer.devices]),
+            **trainer.about,
+        }
+
+
+def save_model(model: nn.Module, path: Path) -> None:
+    """The weights under their ordinary names; plain PyTorch loads them into the plain network."""
+    scratch = path.with_suffix(".partial")
+    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, scratch)
+    scratch.replace(path)
+
+
+def _batches(feed: Feed, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    return (feed.batch(part) for part in torch.split(ids, JUDGED_AT_ONCE))
+
+
+def _mean_seconds(rows: list[Record], phase: str) -> float | None:
+    """Of an epoch's steps; the pass that sets the states when a parallel phase begins stands in the records."""
+    seconds = [row["seconds"] - row["refresh_seconds"] for row in rows if row["phase"] == phase]
+    return sum(seconds) / len(seconds) if seconds else None
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
