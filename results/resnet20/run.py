@@ -1,0 +1,75 @@
+"""ResNet-20 on CIFAR-10, 30 epochs, batch 128, K = 3, two seeds: the runs behind `README.md` beside this file.
+
+    python results/resnet20/run.py --data-dir data --out runs/resnet20 [--at-once 15] [--seconds 3600]
+
+Every run is one `parlay train` with the flags below, in a process of its own; several share the GPU (an MPS daemon
+helps), so their seconds are no timings. A run folder that holds a summary is not run again.
+"""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+COMMON = (
+    "--dataset cifar10 --model resnet20 --stages 3 --epochs 30 --batch-size 128 "
+    "--store-dtype bfloat16 --checkpoint-every 0"
+)
+BOTH, FIRST = (0, 1), (0,)
+RUNS = {
+    # name: (flags, seeds), the most telling first
+    "serial-no-da": ("--method serial --augment none", BOTH),
+    "serial-da": ("--method serial --augment random", BOTH),
+    "al-alternate": ("--method al --schedule alternate:4:1", BOTH),
+    "penalty-alternate": ("--method penalty --schedule alternate:4:1", BOTH),
+    "al": ("--method al --schedule parallel", BOTH),
+    "penalty": ("--method penalty --schedule parallel", BOTH),
+    "al-clip1": ("--method al --schedule parallel --clip 1", BOTH),
+    "al-beta-5-to-1": ("--method al --schedule parallel --beta 5 --beta-final 1", BOTH),
+    "al-r2": ("--method al --schedule parallel --downsample 2", BOTH),
+    "al-r2-alternate": ("--method al --schedule alternate:4:1 --downsample 2", BOTH),
+    "penalty-joint": ("--method penalty --order joint --beta 100 --trust 0.3 --clip 1 --schedule parallel", FIRST),
+    "penalty-r2": ("--method penalty --schedule parallel --downsample 2", FIRST),
+    "al-clip1-alternate": ("--method al --schedule alternate:4:1 --clip 1", BOTH),
+    "al-beta-5-to-1-alternate": ("--method al --schedule alternate:4:1 --beta 5 --beta-final 1", BOTH),
+}
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--data-dir", default="data")
+    ask.add_argument("--out", type=Path, default=Path("runs/resnet20"))
+    ask.add_argument("--at-once", type=int, default=4)
+    ask.add_argument("--seconds", type=float, default=float("inf"), help="stop what is still running after so long")
+    given = ask.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    waiting = [(f"{name}-s{seed}", f"{flags} --seed {seed}") for name, (flags, seeds) in RUNS.items() for seed in seeds]
+    waiting = [(name, flags) for name, flags in waiting if not (given.out / name / "summary.json").exists()]
+    began, running = time.monotonic(), {}
+    while (waiting or running) and time.monotonic() - began < given.seconds:
+        while waiting and len(running) < given.at_once:
+            name, flags = waiting.pop(0)
+            running[name] = start(name, f"{COMMON} {flags} --data-dir {shlex.quote(given.data_dir)}", given.out)
+        for name in [name for name, process in running.items() if process.poll() is not None]:
+            code = running.pop(name).returncode
+            last = (given.out / f"{name}.log").read_text().strip().splitlines()[-1]
+            print(f"{time.monotonic() - began:6.0f} s  {name:<28} exit {code}  {last}", flush=True)
+        time.sleep(0.5)
+    for name, process in running.items():
+        process.terminate()
+        print(f"stopped: {name}", flush=True)
+    for process in running.values():
+        process.wait()
+
+
+def start(name: str, flags: str, out: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "parlay.cli", "train", *shlex.split(flags), "--out", str(out / name)]
+    with (out / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+if __name__ == "__main__":
+    main()
