@@ -26,7 +26,7 @@ def parameters(model: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("name", "blocks", "count"),
     [
-        ("resnet8", 5, 75_290),
+        ("resnet8", 5, 77_850),
         ("resnet20", 11, 272_282),  # 0.27 M (He et al. 2016a, table 6)
         ("resnet110", 56, 1_730_522),  # 1.7 M
         ("resnet1202", 602, 19_423_834),  # 19.4 M

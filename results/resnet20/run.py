@@ -31,10 +31,10 @@ RUNS = {
     "al-beta-5-to-1": ("--method al --schedule parallel --beta 5 --beta-final 1", BOTH),
     "al-r2": ("--method al --schedule parallel --downsample 2", BOTH),
     "al-r2-alternate": ("--method al --schedule alternate:4:1 --downsample 2", BOTH),
-    "penalty-joint": ("--method penalty --order joint --beta 100 --trust 0.3 --clip 1 --schedule parallel", FIRST),
-    "penalty-r2": ("--method penalty --schedule parallel --downsample 2", FIRST),
+    "penalty-r2": ("--method penalty --schedule parallel --downsample 2", BOTH),
     "al-clip1-alternate": ("--method al --schedule alternate:4:1 --clip 1", BOTH),
-    "al-beta-5-to-1-alternate": ("--method al --schedule alternate:4:1 --beta 5 --beta-final 1", BOTH),
+    "penalty-joint": ("--method penalty --order joint --beta 100 --trust 0.3 --clip 1 --schedule parallel", FIRST),
+    "penalty-60-epochs": ("--method penalty --schedule parallel --epochs 60", FIRST),
 }
 
 

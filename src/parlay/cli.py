@@ -6,7 +6,9 @@ Exit codes: 0 finished, 1 the run failed, 2 wrong input, answered in one line th
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
@@ -24,6 +26,7 @@ def main(words: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
     try:
         parser = _parser()
+        _check_command(parser, words)
         given, unknown = parser.parse_known_args(words)
         if unknown:
             _refuse(parser, given, unknown[0])
@@ -36,6 +39,11 @@ def main(words: Sequence[str] | None = None) -> int:
         return _say_no(f"out of memory ({error}): write --store file, --downsample 2 or a smaller --batch-size", FAILED)
     except BrokenPipeError:
         return FAILED
+    except Exception as error:  # the last resort: a line for the user, the rest for whoever asks for it
+        if os.environ.get("PARLAY_DEBUG") == "1":
+            traceback.print_exc()
+        what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        return _say_no(f"{what} (PARLAY_DEBUG=1 shows where)", FAILED)
 
 
 def _train(given: argparse.Namespace) -> int:
@@ -45,16 +53,19 @@ def _train(given: argparse.Namespace) -> int:
     out = Path(recipe.out) if recipe.out else _new_folder(recipe)
     if not given.resume and (out / "records.jsonl").exists():
         raise InputError(f"{out} holds a run already: write --resume to go on with it, or another --out")
-    from parlay import progress, run
+    from parlay import progress, report, run
     from parlay.records import dumps
 
     try:
         result = run.train(recipe, out, given.resume, progress.for_terminal())
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":
+        # CUDA's has a class of its own, the CPU's only its text
+        if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
             raise
         smaller = max(recipe.batch_size // 2, 1)
-        return _say_no(f"out of GPU memory: write --batch-size {smaller}, --store host or --downsample 2", FAILED)
+        return _say_no(f"out of memory: write --batch-size {smaller}, --store host or --downsample 2", FAILED)
+    if result.records:
+        report.write([out], out / "report.html", out.name)
     if given.json:
         print(dumps(result.summary, indent=2))
     else:
@@ -98,7 +109,10 @@ def _plan(given: argparse.Namespace) -> int:
 
 
 def _data(given: argparse.Namespace) -> int:
-    return {"list": _data_list, "fetch": _data_fetch, "check": _data_check}[given.what](given)
+    doings = {"list": _data_list, "fetch": _data_fetch, "check": _data_check}
+    if given.what not in doings:
+        raise InputError(f"unknown word '{given.what}': write parlay data {nearest(given.what, doings)}")
+    return doings[given.what](given)
 
 
 def _data_list(given: argparse.Namespace) -> int:
@@ -128,15 +142,16 @@ def _data_fetch(given: argparse.Namespace) -> int:
 
     for name in given.names or _missing_names():
         data.fetch(name, Path(given.data_dir), _show_bytes)
-        print(f"{name}: {data.check(name, Path(given.data_dir))}")
+        print(data.check(name, Path(given.data_dir)))
     return FINISHED
 
 
 def _data_check(given: argparse.Namespace) -> int:
     from parlay import data
+    from parlay.records import dumps
 
-    for name in given.names or _missing_names():
-        print(f"{name}: {data.check(name, Path(given.data_dir))}")
+    found = {name: data.check(name, Path(given.data_dir)) for name in given.names or _missing_names()}
+    print(dumps(found) if given.json else "\n".join(found.values()))
     return FINISHED
 
 
@@ -165,6 +180,8 @@ def _recipe_keys(given: argparse.Namespace, out: Path | None) -> dict[str, Any]:
     if getattr(given, "resume", False):
         if out is None:
             raise InputError("--resume needs a run folder: write --out DIR")
+        if not (out / "recipe.toml").exists():
+            raise InputError(f"{out} holds no run to go on with: leave out --resume, or write the folder of a run")
         return read_recipe(out / "recipe.toml")
     return {}
 
@@ -192,7 +209,7 @@ def _parser() -> _Parser:
         prog="parlay", description="Train deep networks with their layers in parallel.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"parlay {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
 
     def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
@@ -214,10 +231,10 @@ def _parser() -> _Parser:
     sub.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     sub.add_argument("-o", "--output", metavar="FILE", help="the page; report.html beside a single run by default")
     sub = command("data", _data, "list, fetch, check the data sets")
-    sub.add_argument("what", choices=("list", "fetch", "check"))
+    sub.add_argument("what", metavar="list|fetch|check")
     sub.add_argument("names", nargs="*", metavar="NAME", help=", ".join(DATASETS))
     sub.add_argument("--data-dir", default="data", metavar="DIR", help="folder of the data sets (default: data)")
-    sub.add_argument("--json", action="store_true", help="with list: one JSON object")
+    sub.add_argument("--json", action="store_true", help="with list and check: one JSON object")
     return parser
 
 
@@ -245,6 +262,13 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is no number: write one, as in 0.1") from None
+
+
+def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    known = next(action.choices for action in parser._actions if action.dest == "command")
+    assert known is not None
+    if words and not words[0].startswith("-") and words[0] not in known:
+        raise InputError(f"unknown command '{words[0]}': write parlay {nearest(words[0], known)}")
 
 
 def _refuse(parser: argparse.ArgumentParser, given: argparse.Namespace, word: str) -> NoReturn:

@@ -59,7 +59,7 @@ def auxiliary_bytes(setup: Setup) -> int:
 
 
 def hybrid_speedup(ratio: float, phases: str) -> float:
-    """ρ_H of the paper's section 3.2 for K devices: serial epochs take as long as ever, parallel ones 1/ρ_K of that."""
+    """ρ_H, eq. (11), for K devices: serial epochs take as long as ever, parallel ones 1/ρ_K of that."""
     parallel = phases.count(PARALLEL)
     return len(phases) / (parallel / ratio + len(phases) - parallel)
 

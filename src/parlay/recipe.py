@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class Recipe:
     store_dtype: str = option("float32", "type of what is kept", ("float32", "bfloat16", "float16"))
     precision: str = option("auto", "of forward and backward; auto: bfloat16 on GPUs", ("auto", "float32", "bfloat16"))
     capture: str = option("auto", "record steps as CUDA graphs where possible", ("auto", "off"))
-    checkpoint_every: int = option(1, "epochs between checkpoints; 0: only when interrupted", form="E")
+    checkpoint_every: int = option(1, "epochs between checkpoints; 0: only at the end and when interrupted", form="E")
     synthetic_shape: str = option("3,32,32", "channels, height, width of the synthetic images", form="C,H,W")
     synthetic_classes: int = option(10, "classes of the synthetic set", form="N")
     synthetic_samples: int = option(2048, "training samples of the synthetic set", form="N")
@@ -83,12 +84,14 @@ class Recipe:
         for key in fields(self):
             _check(key.name, getattr(self, key.name), str(key.type), key.metadata["choices"])
         Schedule.parse(self.schedule)
-        for name in ("stages", "epochs", "batch_size", "synthetic_classes", "synthetic_samples"):
+        for name in ("epochs", "batch_size", "synthetic_classes", "synthetic_samples"):  # stages: once blocks are known
             if getattr(self, name) < 1:
                 raise InputError(f"{flag(name)} is {getattr(self, name)}: write a number of at least 1")
         for name in ("momentum", "weight_decay", "warmup", "checkpoint_every", "seed"):
             if getattr(self, name) < 0:
                 raise InputError(f"{flag(name)} is {getattr(self, name)}: write a number of at least 0")
+        if self.seed >= 1 << 63:
+            raise InputError(f"seed is {self.seed}: write a number below 2 to the 63rd")
         for name in ("lr", "clip"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -115,7 +118,8 @@ class Recipe:
             raise InputError(f"unknown partition '{self.partition}': write even, cost, or the cuts, as in 4,7")
         if len(parts) != self.stages - 1:
             raise InputError(
-                f"{len(parts)} cuts make {len(parts) + 1} stages, not {self.stages}: write one fewer than stages"
+                f"{len(parts)} cuts make {len(parts) + 1} stages, not {self.stages}: "
+                "write one cut fewer than stages, or partition even"
             )
         return [int(part) for part in parts]
 
@@ -136,7 +140,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         content = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise InputError(f"no recipe at {path}: write the path of a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path} is not a TOML recipe ({error}): write lines such as `stages = 3`") from None
     known = {flag(key.name): key.name for key in fields(Recipe)}
     for name in content:
@@ -147,7 +151,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 def make_recipe(base: Mapping[str, Any], given: Mapping[str, Any]) -> Recipe:
     """A recipe from a file's keys and flags; flags win."""
-    return replace(Recipe(**base), **given) if base else Recipe(**given)
+    return Recipe(**{**base, **given})
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -163,6 +167,8 @@ def _check(name: str, value: Any, kind: str, choices: tuple[Any, ...]) -> None:
     if not isinstance(value, wanted[kind]) or isinstance(value, bool):
         words = {"str": "a text", "int": "a whole number", "float": "a number"}[kind]
         raise InputError(f"{flag(name)} is {value!r}: write {words}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{flag(name)} is {value}: write a finite number")
     if choices and value not in choices:
         hint = "" if not isinstance(value, str) else f" (nearest: {nearest(value, choices)})"
         raise InputError(f"unknown {flag(name)} '{value}': write one of {', '.join(map(str, choices))}{hint}")

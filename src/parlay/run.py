@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from parlay import data, models
-from parlay.checkpoint import atomic_write
 from parlay.coupling import AugmentedLagrangian, Coupling, Penalty
 from parlay.data import CropAndFlip, expand, normalise
 from parlay.errors import InputError
@@ -54,14 +53,12 @@ def set_up(recipe: Recipe) -> Setup:
 
 def make_coupling(recipe: Recipe) -> Coupling | None:
     """The method with the keys that the recipe gives; its own defaults for the others."""
-    if recipe.method == "serial":
-        return None
-    kind = COUPLINGS[recipe.method]
-    names = {key.name for key in fields(kind)}
+    takes = {method: {key.name for key in fields(kind)} for method, kind in COUPLINGS.items()}
     given = {n: getattr(recipe, n) for n in _coupling_keys() if getattr(recipe, n) is not None}
-    for name in given.keys() - names:
-        raise InputError(f"{flag(name)} is not for method '{recipe.method}': leave it out, or write method al")
-    return kind(**given)
+    for name in sorted(given.keys() - takes.get(recipe.method, set())):
+        others = " or ".join(method for method, names in takes.items() if name in names)
+        raise InputError(f"{flag(name)} is not for method '{recipe.method}': leave it out, or write method {others}")
+    return COUPLINGS[recipe.method](**given) if recipe.method in COUPLINGS else None
 
 
 def train(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result:
@@ -97,10 +94,9 @@ def train(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result
         out=out,
         checkpoint_every=recipe.checkpoint_every,
         progress=progress,
-        about={"method": recipe.method, "model": recipe.model, "dataset": recipe.dataset},
+        about={key: getattr(recipe, key) for key in ("method", "model", "dataset", "optimizer")},
+        recipe=recipe.toml(),
     )
-    out.mkdir(parents=True, exist_ok=True)
-    atomic_write(out / "recipe.toml", recipe.toml())
     return trainer.fit(train_set, loaded.test, recipe.epochs, resume)
 
 

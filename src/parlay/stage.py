@@ -33,6 +33,8 @@ class Stage:
         x = x.to(self.device, non_blocking=True)
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
+        if x.is_leaf and x.requires_grad:  # a state, and the first block may work in place
+            x = x.clone()
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             return self.module(x)  # type: ignore[no-any-return]
 

@@ -67,14 +67,19 @@ class Trainer:
         checkpoint_every: int = 1,
         progress: Progress | None = None,
         about: Mapping[str, Any] | None = None,
+        recipe: str | None = None,
     ) -> None:
         """The method is `AugmentedLagrangian()` where none is given; the loss is a mean over the samples.
 
         `optimizer` makes a stage's optimiser of its weights. `prepare` and `augment` stand between the data and the
         network; the latter works in serial phases. `reconstruct`: the target of a sample is the sample itself.
-        `capture`: record steps as CUDA graphs where possible. `out` is the run folder, None for none, and `about` goes
-        into its summary.
+        `capture`: record steps as CUDA graphs where possible. `out` is the run folder, None for none; `about` goes
+        into its summary, and `recipe` is the text of its `recipe.toml`.
         """
+        if not isinstance(stages, Partition):
+            raise InputError(f"stages is a {type(stages).__name__}: write parlay.partition(model, K, example=inputs)")
+        if method is not None and not isinstance(method, Coupling):
+            raise InputError(f"method is {method!r}: write an object, as in parlay.AugmentedLagrangian()")
         if batch_size < 1:
             raise InputError(f"batch-size is {batch_size}: write a number of at least 1")
         if store_dtype not in stores.DTYPES:
@@ -102,6 +107,7 @@ class Trainer:
         self.checkpoint_every = checkpoint_every
         self.progress = progress or for_terminal()
         self.about = dict(about or {})
+        self.recipe = recipe
 
     def fit(self, train: Any, test: Any = None, epochs: int = 30, resume: bool = False) -> Result:
         """Train on data of (input, target) pairs. With `resume`, go on from the newest checkpoint of the run folder."""
@@ -134,7 +140,6 @@ class Trainer:
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
             return
-        self.out.mkdir(parents=True, exist_ok=True)
         with FolderLock(self.out):
             yield self.out
 

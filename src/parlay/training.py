@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from parlay import checkpoint
+from parlay.checkpoint import atomic_write
 from parlay.data import batches
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine, Totals
@@ -68,11 +70,28 @@ class Run:
         self.steps = -(-len(feed) // trainer.batch_size)
         self.records = Records(trainer.out / "records.jsonl" if trainer.out else None)
         self.position = Position()
+        self.saved: Path | None = None
+        """The newest checkpoint."""
         self.began = time.perf_counter()
 
     def go(self, resume: bool) -> Result:
+        """Whatever can be refused is refused before anything in the run folder is changed."""
+        self._refuse_a_lone_sample()
+        if not resume and self.records.path is not None and self.records.path.exists():
+            raise InputError(f"{self.trainer.out} holds a run already: resume it, or give another folder")
         if not (resume and self._resume()):
             self.records.restart(0)
+        if self.trainer.out is not None and self.trainer.recipe is not None:
+            atomic_write(self.trainer.out / "recipe.toml", self.trainer.recipe)
+        try:
+            return self._train()
+        except Exception as error:
+            self._note_failure(error)
+            raise
+
+    def _train(self) -> Result:
+        if self.position.epoch == self.epochs:
+            self.trainer.progress.line(f"all {self.epochs} epochs are done: nothing is trained")
         self.trainer.progress.begin(self.epochs * self.steps, self._step_number())
         try:
             for epoch in range(self.position.epoch, self.epochs):
@@ -80,8 +99,16 @@ class Run:
                     self._save()
                     return self._result("interrupted", f"interrupted in epoch {epoch}, step {self.position.step}")
         except Diverged as error:
-            return self._result("diverged", str(error))
+            kept = f"the last checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
+            return self._result("diverged", f"{error}; {kept}")
         return self._result("finished")
+
+    def _note_failure(self, error: Exception) -> None:
+        """The summary says what happened, as far as a full disk or a lost device still allows."""
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        if self.trainer.out is not None:
+            with suppress(OSError, RuntimeError):
+                write_json(self.trainer.out / "summary.json", self._summary("failed", message))
 
     def _epoch(self, epoch: int) -> bool:
         """One epoch, or what is left of it. False where a signal has ended it."""
@@ -89,8 +116,9 @@ class Run:
         began = time.perf_counter() - now.seconds
         engine.totals = now.totals
         if phase == PARALLEL and (not engine.filled or (now.step == 0 and self._after_serial(epoch))):
+            refresh_began = time.perf_counter()
             now.violation_at_entry = engine.refresh(self._steps(epoch), self.interrupt.requested)
-            now.refresh_seconds = time.perf_counter() - began
+            now.refresh_seconds += time.perf_counter() - refresh_began
         step = engine.parallel_step if phase == PARALLEL else engine.serial_step
         for batch in self._steps(epoch, now.step):
             if self.interrupt.requested():
@@ -127,7 +155,7 @@ class Run:
             "epoch": epoch,
             "phase": PHASE_NAMES[self.phases[epoch]],
             "losses": totals.means(totals.loss),
-            **self._judged(estimate=parallel, last=epoch + 1 == self.epochs),
+            **self._judged(estimate=self._has_been_apart(epoch), last=epoch + 1 == self.epochs),
             "violation": totals.means(totals.violation) if parallel else None,
             "violation_at_entry": now.violation_at_entry,
             "seconds": now.seconds,
@@ -137,7 +165,7 @@ class Run:
         }
 
     def _judged(self, estimate: bool, last: bool) -> dict[str, float | None]:
-        """Losses and accuracy through the whole network; after a parallel phase with statistics estimated for it.
+        """Losses and accuracy through the whole network, with batch statistics estimated for it where it was apart.
 
         After the last epoch they stay: they belong to the model that is saved.
         """
@@ -149,6 +177,10 @@ class Run:
         with unchanged_buffers(self.engine.model):
             self._estimate()
             return self._scores()
+
+    def _has_been_apart(self, epoch: int) -> bool:
+        """Then running statistics are those of the stages' states, and a short serial phase does not wash that out."""
+        return len(self.trainer.partition) > 1 and PARALLEL in self.phases[: epoch + 1]
 
     def _estimate(self) -> None:
         parts = torch.split(self._judged_ids(), self.trainer.batch_size)
@@ -167,7 +199,7 @@ class Run:
 
     def _due(self, epoch: int) -> bool:
         every = self.trainer.checkpoint_every
-        return every > 0 and ((epoch + 1) % every == 0 or epoch + 1 == self.epochs)
+        return epoch + 1 == self.epochs or (every > 0 and (epoch + 1) % every == 0)
 
     def _step_number(self) -> int:
         return self.position.epoch * self.steps + self.position.step
@@ -179,12 +211,21 @@ class Run:
         now = self.position
         parallel = now.epoch < self.epochs and self.phases[now.epoch] == PARALLEL
         with_states = parallel and (now.step > 0 or not self._after_serial(now.epoch))
-        meta = {"position": asdict(now), "total_seconds": self._total_seconds(), "data": self._order()}
-        checkpoint.save(self.trainer.out / "checkpoints", self._step_number(), self.engine.parts(with_states), meta)
+        meta = {
+            "position": asdict(now),
+            "total_seconds": self._total_seconds(),
+            "made_with": self._made_with(),
+            "cuts": list(self.trainer.partition.cuts),
+        }
+        folder = self.trainer.out / "checkpoints"
+        self.saved = checkpoint.save(folder, self._step_number(), self.engine.parts(with_states), meta)
 
-    def _order(self) -> dict[str, int]:
-        """What must be the same for the order of the samples to be the same."""
-        return {"samples": len(self.feed), "batch-size": self.trainer.batch_size, "seed": self.trainer.seed}
+    def _made_with(self) -> dict[str, Any]:
+        """What must be the same for the weights to fit and for the order of the samples to be the same."""
+        trainer = self.trainer
+        made_with = {key: trainer.about[key] for key in trainer.about if key in ("model", "dataset", "optimizer")}
+        order = {"batch-size": trainer.batch_size, "seed": trainer.seed}
+        return {**made_with, **order, "training samples": len(self.feed)}
 
     def _resume(self) -> bool:
         """Take up the newest checkpoint; False where there is none."""
@@ -194,18 +235,63 @@ class Run:
         if found is None:
             say(f"no checkpoint in {self.trainer.out}: training starts at the beginning")
             return False
-        for name, value in self._order().items():
-            then = found.meta["data"][name]
-            if then != value:
-                raise InputError(f"the checkpoint was made with {name} {then}, not {value}: write --{name} {then}")
+        parts = {name: found.part(name) for name in found.parts}
+        self._check_resumable(found, parts)
         kept = found.meta["position"]
         self.position = Position(**{**kept, "totals": Totals(**kept["totals"])})
         self.began -= found.meta["total_seconds"]
-        self.engine.load({name: found.part(name) for name in found.parts})
-        if any(name.startswith("interface-") for name in found.parts) and not self.engine.filled:
-            say("the checkpoint's states are of another cut, filter or method: they are set anew")
+        self.saved = found.path
+        self.engine.load(parts)
+        if found.meta["cuts"] != list(self.trainer.partition.cuts):
+            say(f"the checkpoint was cut at {found.meta['cuts']}: the states are set anew")
+            self.position.totals = Totals()  # of other stages
+        elif any(name.startswith("interface-") for name in found.parts) and not self.engine.filled:
+            say("the checkpoint's states are of another filter, type or method: they are set anew")
         self.records.restart(self.position.epoch)
         return True
+
+    def _check_resumable(self, found: checkpoint.Checkpoint, parts: dict[str, dict[str, Tensor]]) -> None:
+        then, now = found.meta["made_with"], self._made_with()
+        for name in then:
+            if name in now and then[name] != now[name]:
+                write = "the data set of that run" if " " in name else f"--{name} {then[name]}"
+                raise InputError(f"the checkpoint was made with {name} {then[name]}, not {now[name]}: write {write}")
+        shapes = {key: value.shape for part in parts.values() for key, value in part.items()}
+        for name, value in self.engine.model.state_dict().items():
+            if shapes.get(f"weights/{name}") != value.shape:
+                raise InputError(f"{found.path} is of another network ({name} differs): give the model of that run")
+        done = found.meta["position"]["epoch"] + (found.meta["position"]["step"] > 0)
+        if done > self.epochs:
+            raise InputError(f"the checkpoint is in epoch {done}, past {self.epochs}: write --epochs {done} or more")
+
+    def _refuse_a_lone_sample(self) -> None:
+        """A batch norm over a single value has no variance. Known now, and not at the first epoch's last batch."""
+        if not self._leaves_one(self.trainer.batch_size):
+            return
+        try:
+            with unchanged_buffers(self.engine.model), torch.no_grad():
+                self.engine.model.train()
+                self.engine.forward(self.feed.batch(torch.zeros(1, dtype=torch.int64))[0])
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            larger = range(self.trainer.batch_size + 1, self.trainer.batch_size + 100)
+            better = next((size for size in larger if not self._leaves_one(size)), None)
+            raise InputError(
+                f"with batch-size {self.trainer.batch_size} of {len(self.feed)} samples a stage meets a batch of one, "
+                "and a batch norm cannot normalise a single value: "
+                + (f"write --batch-size {better}" if better else "pass more samples")
+            ) from None
+
+    def _leaves_one(self, batch_size: int) -> bool:
+        """Is there a step in which a stage computes a single sample?"""
+        for size in {min(batch_size, len(self.feed)), len(self.feed) % batch_size or batch_size}:
+            ids = torch.arange(size)
+            apart = PARALLEL in self.phases and len(self.trainer.partition) > 1
+            turns = [self.trainer.method.turn(ids, 0, k) for k in (0, 1)] if apart else []
+            if any(len(part) == 1 for part in (ids, *turns) if part is not None):
+                return True
+        return False
 
     def _total_seconds(self) -> float:
         return time.perf_counter() - self.began

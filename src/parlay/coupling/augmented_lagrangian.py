@@ -23,7 +23,7 @@ class AugmentedLagrangian(Coupling):
 
     beta: float = 3.0  # best of 0.1, 1, 3, 10 on ResNet-20, CIFAR-10
     multiplier: str = "hestenes"
-    """`hestenes`: κ ← κ + a (p − κ), before the state. `printed`: the paper's eq. (23), after it."""
+    """`hestenes`: κ ← κ + a (p − κ), before the state. `printed`: the paper's eq. (20), after it."""
     multiplier_step: float = 1.0
     """a of `hestenes`, η of `printed`."""
 
@@ -31,7 +31,7 @@ class AugmentedLagrangian(Coupling):
         super().__post_init__()
         if self.multiplier not in MULTIPLIERS:
             raise InputError(f"unknown multiplier update '{self.multiplier}': write {' or '.join(MULTIPLIERS)}")
-        if self.multiplier_step < 0:
+        if not 0 <= self.multiplier_step < float("inf"):
             raise InputError(f"multiplier-step is {self.multiplier_step}: write a number of at least 0")
 
     def start(self, x: Tensor) -> Pair:
@@ -46,7 +46,7 @@ class AugmentedLagrangian(Coupling):
         assert x is not None  # every stage has its turn
         assert p is not None  # at every step
         if self.multiplier == "hestenes":
-            # κ ← κ − 2b (λ* − x) with λ* − x = (κ − p) / (2b), eq. (20). The printed factor η/(2β) in place of 2b
+            # κ ← κ − 2b (λ* − x) with λ* − x = (κ − p) / (2b), eq. (19). The printed factor η/(2β) in place of 2b
             # has the inverse dimension. Multiplier first: full steps then give κ = p and λ = x, at any β.
             κ = torch.lerp(κ, p, self.multiplier_step)
             state = self.stepped(state, self.displaced(x, p - κ, b, s2), b)

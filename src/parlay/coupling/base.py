@@ -49,7 +49,7 @@ class Coupling(ABC):
     state_step: float = 1.0
     """α of λ ← λ + α (λ* − λ): 1 solves the local problem for the state."""
     state_rate: float | None = None
-    """η of the paper's gradient step, eq. (22): α = 2bη. Replaces `state_step` where it is given."""
+    """η of the paper's gradient step, eq. (18): α = 2bη. Replaces `state_step` where it is given."""
     trust: float = 1.0
     """τ: the displacement of a state from the output has a root mean square of at most τ s."""
     beta_final: float | None = None

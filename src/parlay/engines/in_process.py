@@ -62,7 +62,8 @@ class InProcess(Engine):
     def parallel_step(self, batch: Batch) -> None:
         inputs = {"ids": batch.ids, "beta": torch.tensor(batch.beta)}
         for k in range(len(self.stages)):
-            turn = self.coupling.turn(batch.ids, batch.epoch, k)
+            # a single stage has no neighbour to take turns with: it is serial training
+            turn = self.coupling.turn(batch.ids, batch.epoch, k) if self.interfaces else None
             if turn is not None:
                 inputs[f"turn-{k}"] = turn
         self._following = batch.following
@@ -139,7 +140,8 @@ class InProcess(Engine):
         x = self._forward(k, inputs)
         joined = None if last else self.interfaces[k]
         loss = joined.local_loss(x, pairs[k].of(turn), beta) if joined else self.loss(in_float32(x), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        if loss.requires_grad:  # not where a first stage has nothing to train
+            loss.backward()  # type: ignore[no-untyped-call]
         p = state.grad * len(ids) if state.grad is not None else NOTHING  # the loss is a mean, the adjoint per sample
         return NOTHING if last else x.detach(), loss.detach(), p
 
@@ -149,7 +151,7 @@ class InProcess(Engine):
             x = self._forward(k, x)
         loss = self.loss(in_float32(x), targets)
         loss.backward()  # type: ignore[no-untyped-call]
-        if not self._on_cpu or math.isfinite(float(loss)):
+        if not self._on_cpu or math.isfinite(float(loss.detach())):
             self._clip([g for stage in self.stages for g in stage.gradients()])
             for stage in self.stages:
                 stage.apply()
@@ -254,10 +256,9 @@ def _host(rows: list[Tensor]) -> list[list[float]]:
     return [[float(v) for v in row] for row in torch.stack(rows).tolist()] if rows else []
 
 
-def _raise_if_not_finite(batch: Batch, losses: Iterable[float], stages: int) -> None:
+def _raise_if_not_finite(batch: Batch, losses: list[float], stages: int) -> None:
     for k, loss in enumerate(losses):
         if not math.isfinite(loss):
+            whose = f"stage {k} of {stages}" if len(losses) == stages else "the network"  # a serial step has one loss
             ids = ", ".join(map(str, batch.ids[:4].tolist())) + (", ..." if len(batch.ids) > 4 else "")
-            raise Diverged(
-                f"the loss of stage {k} of {stages} is {loss} in epoch {batch.epoch}, step {batch.step} (samples {ids})"
-            )
+            raise Diverged(f"the loss of {whose} is {loss} in epoch {batch.epoch}, step {batch.step} (samples {ids})")

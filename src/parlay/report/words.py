@@ -86,6 +86,8 @@ def headline(task: Task) -> str:
     parallel = [group for group in ranked if not group.serial]
     best = (parallel or ranked)[0]
     text = f"{best.label} reaches {'' if task.by_accuracy else 'a test loss of '}{measure(task, best)} {where}"
+    if len(best.counted) == 1:
+        text += ", in one run"
     gap = task.gap(best)
     if gap is None:
         return text + "."

@@ -1,0 +1,178 @@
+"""The command line answers at once, in one line where it says no, and with JSON alone where it is asked for JSON."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from parlay.checkpoint import FolderLock
+from runs import SMALL, answer, parlay, records, summary, train
+
+Capsys = pytest.CaptureFixture[str]
+
+HELP_WITHOUT_TORCH = """
+import sys
+from parlay.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert end.code == 0
+heavy = {"torch", "numpy", "sklearn", "matplotlib", "rich", "jinja2"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"]])
+def test_help_answers_in_half_a_second_and_without_torch(words: list[str]) -> None:
+    times = []
+    for _ in range(3):  # the best of three: the machine may be busy
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", HELP_WITHOUT_TORCH, *words], check=True, stdout=subprocess.DEVNULL)
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.5
+
+
+def test_wrong_input_is_answered_without_torch_too() -> None:
+    script = "import sys; from parlay.cli import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"
+    words = ["train", "--stagse", "3"]
+    done = subprocess.run([sys.executable, "-c", script, *words], check=True, capture_output=True, text=True)
+    assert done.stdout == "2 False\n"
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_installed_command_and_the_module_run_alike(tmp_path: Path) -> None:
+    for command in ([str(Path(sys.executable).parent / "parlay")], [sys.executable, "-m", "parlay.cli"]):
+        done = subprocess.run([*command, "trian"], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr == "parlay: unknown command 'trian': write parlay train\n"
+
+
+@pytest.mark.parametrize("words", ["train --help", "plan --help", "report --help", "data --help", "--version"])
+def test_every_command_explains_itself(words: str, capsys: Capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        parlay(*words.split())
+    assert end.value.code == 0
+    assert "parlay" in capsys.readouterr().out
+
+
+def test_json_prints_one_object_and_nothing_else_on_standard_output(tmp_path: Path, capsys: Capsys) -> None:
+    assert train(tmp_path / "run", "--epochs", 2, "--json") == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) == summary(tmp_path / "run")
+    assert "epoch   2/2" in told.err
+
+
+def test_without_json_one_line_says_what_became_of_the_run(tmp_path: Path, capsys: Capsys) -> None:
+    assert train(tmp_path / "run", "--epochs", 1) == 0
+    line = capsys.readouterr().out
+    assert line.startswith("finished; test accuracy ")
+    assert line.endswith(f"run folder {tmp_path / 'run'}\n")
+
+
+def test_a_diverged_run_exits_with_1_and_its_json_says_why(tmp_path: Path, capsys: Capsys) -> None:
+    assert train(tmp_path / "run", "--epochs", 2, "--lr", 1e30, "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["status"] == "diverged"
+    assert "the loss of the network is nan in epoch 0, step " in told["message"]
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_nothing_of_it_is_lost(tmp_path: Path, capsys: Capsys) -> None:
+    assert train(tmp_path, "--epochs", 1) == 0
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert train(tmp_path, "--epochs", 2, "--lr", 0.5) == 2
+    assert f"{tmp_path} holds a run already: write --resume" in answer(capsys)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+
+
+def test_a_folder_that_another_run_is_using_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: Capsys
+) -> None:
+    with FolderLock(tmp_path):
+        assert train(tmp_path, "--epochs", 1) == 2
+        assert f"is in use by process {os.getpid()}" in answer(capsys)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert train(tmp_path, "--epochs", 1) == 0
+
+
+def test_a_run_folder_that_is_a_file_is_wrong_input(tmp_path: Path, capsys: Capsys) -> None:
+    (tmp_path / "run").write_text("precious")
+    assert train(tmp_path / "run", "--epochs", 1) == 2
+    assert "write another --out" in answer(capsys)
+    assert (tmp_path / "run").read_text() == "precious"
+
+
+def test_runs_without_a_folder_get_new_ones_under_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert parlay("train", *SMALL, "--epochs", 1) == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "synthetic-resnet8-al-k3-s0",
+        "synthetic-resnet8-al-k3-s0-1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("", "COMMAND"),
+        ("trian", "write parlay train"),
+        ("data lst", "write parlay data list"),
+        ("data", "list|fetch|check"),
+        ("data check", "no data set named: write one or more of digits, mnist"),
+        ("data check cifar11", "unknown data set 'cifar11': write one of digits"),
+        ("data check cifar10 --data-dir nowhere", "parlay data fetch cifar10 --data-dir nowhere"),
+        ("train --dataset mnist --data-dir nowhere", "parlay data fetch mnist --data-dir nowhere"),
+        ("train --resume", "--resume needs a run folder: write --out DIR"),
+        ("train --resume --out nowhere", "nowhere holds no run to go on with"),
+        ("plan --stages 99", "99 stages of a model with 11 blocks: write a number of stages from 1 to 11"),
+        ("plan --stages 0", "0 stages of a model with 11 blocks: write a number of stages from 1 to 11"),
+        ("plan --resume", "unknown flag '--resume'"),
+        ("report", "RUN"),
+    ],
+)
+def test_wrong_input_is_answered_in_one_line_with_exit_code_2(
+    words: str, told: str, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parlay(*words.split()) == 2
+    assert told in answer(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpu_that_is_not_there_is_wrong_input(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert train(tmp_path, "--device", "cuda") == 2
+    assert answer(capsys) == "no GPU to be found: write --device cpu"
+
+
+def test_data_list_names_every_set_with_its_sizes(capsys: Capsys) -> None:
+    assert parlay("data", "list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["digits", "mnist", "cifar10", "cifar100", "synthetic"]
+    assert parlay("data", "list", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["cifar10"] == {"shape": [3, 32, 32], "classes": 10, "train": 50_000, "test": 10_000}
+
+
+def test_data_check_reads_a_set_and_says_what_is_there(capsys: Capsys) -> None:
+    assert parlay("data", "check", "digits", "synthetic") == 0
+    digits, synthetic = capsys.readouterr().out.splitlines()
+    assert digits.startswith("digits: 1437 training and 360 test images of 1 x 8 x 8, 10 classes")
+    assert synthetic.startswith("synthetic: 2048 training")
+    assert parlay("data", "check", "digits", "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["digits"]
+
+
+def test_the_embedded_digits_train_from_the_bare_command(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert parlay("train", "--model", "resnet8", "--epochs", 2, "--out", out, "--device", "cpu") == 0
+    assert summary(out)["dataset"] == "digits"
+    assert [row["phase"] for row in records(out)] == ["serial", "parallel"]
+    assert summary(out)["test_accuracy"] > 30

@@ -1,0 +1,121 @@
+"""A plan says before anything runs how a network is cut, what its states take, and what to expect of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parlay import stores
+from parlay.errors import InputError
+from parlay.plan import hybrid_speedup, plan
+from parlay.recipe import Recipe
+from runs import parlay, summary, train
+
+Patch = pytest.MonkeyPatch
+Capsys = pytest.CaptureFixture[str]
+
+CONTRACT = {"cuts", "interfaces", "auxiliary_gib", "stage_ms", "speedup"}
+
+
+def small(**keys: Any) -> Recipe:
+    return Recipe(**{"model": "resnet8", "batch_size": 8, "device": "cpu", **keys})
+
+
+def test_the_json_has_every_key_of_the_contract_and_needs_no_data_on_disk(tmp_path: Path, capsys: Capsys) -> None:
+    words = ["--model", "resnet8", "--dataset", "cifar10", "--stages", 3, "--batch-size", 4, "--device", "cpu"]
+    assert parlay("plan", *words, "--data-dir", tmp_path, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told) >= CONTRACT
+    assert told["cuts"] == [2, 3]
+    assert told["interfaces"] == [[16, 32, 32], [32, 16, 16]]
+    assert len(told["stage_ms"]) == 3
+    assert all(ms > 0 for ms in told["stage_ms"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_for_people_has_a_line_for_every_stage(capsys: Capsys) -> None:
+    assert parlay("plan", "--model", "resnet8", "--stages", 2, "--batch-size", 4, "--device", "cpu") == 0
+    told = capsys.readouterr().out
+    assert "stage 0: blocks   0 to" in told
+    assert "stage 1: blocks" in told
+    assert "takes 16x8x8" in told or "takes 32x4x4" in told
+    assert "GiB, kept on: device" in told
+    assert "speed-up on 2 devices" in told
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("method", ["penalty", "al"])
+@pytest.mark.parametrize("downsample", [1, 2])
+def test_the_memory_of_resnet_110_is_that_of_the_papers_table(
+    stages: int, method: str, downsample: int, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("parlay.plan.block_costs", lambda *_: [1.0] * stages)  # the table is not about time
+    recipe = Recipe(model="resnet110", dataset="cifar10", batch_size=2, device="cpu")
+    recipe = Recipe(**{**vars(recipe), "stages": stages, "method": method, "downsample": downsample})
+    gib = {2: 1.53, 3: 4.58}[stages] * (2 if method == "al" else 1) / downsample**2
+    assert plan(recipe)["auxiliary_gib"] == pytest.approx(gib, abs=0.011)
+
+
+def test_the_memory_of_wide_resnets_is_that_of_the_papers_table(monkeypatch: Patch) -> None:
+    monkeypatch.setattr("parlay.plan.block_costs", lambda *_: [1.0] * 3)
+    recipe = Recipe(model="wrn-40-10", dataset="cifar10", batch_size=1, device="cpu", downsample=2)
+    assert plan(recipe)["auxiliary_gib"] == pytest.approx(22.89, abs=0.01)
+
+
+@pytest.mark.parametrize("keys", [{}, {"method": "penalty"}, {"store_dtype": "bfloat16"}, {"augment": "2"}])
+def test_what_is_planned_is_what_a_run_then_takes(keys: dict[str, str], tmp_path: Path) -> None:
+    words = [word for key, value in keys.items() for word in (f"--{key.replace('_', '-')}", value)]
+    assert train(tmp_path, "--epochs", 2, *words) == 0
+    shape = {"dataset": "synthetic", "synthetic_shape": "1,8,8", "synthetic_samples": 96}
+    planned = plan(small(epochs=2, **shape, **keys))
+    assert planned["auxiliary_gib"] * 2**30 == summary(tmp_path)["auxiliary_bytes"]
+    assert planned["cuts"] == summary(tmp_path)["cuts"]
+    assert planned["parameters"] == summary(tmp_path)["parameters"]
+
+
+def test_serial_training_takes_no_memory_for_states_and_is_as_fast_as_itself() -> None:
+    told = plan(small(method="serial"))
+    assert (told["auxiliary_gib"], told["speedup"], told["interfaces"]) == (0, 1, [])
+
+
+def test_the_speed_up_is_bounded_by_the_slowest_stage_and_by_the_serial_epochs(monkeypatch: Patch) -> None:
+    monkeypatch.setattr("parlay.plan.block_costs", lambda *_: [0.002, 0.004, 0.002])
+    told = plan(small(epochs=10, schedule="alternate:4:1"))
+    assert told["stage_ms"] == [2, 4, 2]
+    assert told["speedup_parallel_epoch"] == 2
+    assert told["phases"] == "SPPPSPPPPS"
+    assert told["speedup"] == pytest.approx(10 / (7 / 2 + 3))
+    assert hybrid_speedup(3.0, "SSSS") == 1
+    assert hybrid_speedup(3.0, "PPPP") == pytest.approx(3)
+
+
+def test_a_plan_that_does_not_fit_says_what_would(monkeypatch: Patch, capsys: Capsys) -> None:
+    monkeypatch.setattr("parlay.stores.placement.free_space", lambda *_: stores.Free(10_000, 20_000, 30_000))
+    told = plan(small())
+    assert not told["fits"]
+    assert told["store"] is None
+    assert "do not fit anywhere" in told["problem"]
+    assert "write" in told["problem"]
+    assert parlay("plan", "--model", "resnet8", "--batch-size", 4, "--device", "cpu") == 0
+    assert "do not fit anywhere" in capsys.readouterr().out
+
+
+def test_a_run_that_does_not_fit_is_refused_with_the_same_line(
+    tmp_path: Path, monkeypatch: Patch, capsys: Capsys
+) -> None:
+    monkeypatch.setattr("parlay.stores.placement.free_space", lambda *_: stores.Free(10_000, 20_000, 30_000))
+    assert train(tmp_path) == 2
+    assert "do not fit anywhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stages", [0, -1, 6])
+def test_a_number_of_stages_that_cannot_be_is_refused_with_both_numbers(stages: int) -> None:
+    with pytest.raises(InputError, match=f"{stages} stages of a model with 5 blocks"):
+        plan(small(stages=stages))
+
+
+def test_a_plan_by_measured_cost_names_the_cuts_it_found() -> None:
+    told = plan(small(partition="cost", stages=2))
+    assert len(told["cuts"]) == 1
+    assert 0 < told["cuts"][0] < told["blocks"]

@@ -1,0 +1,48 @@
+"""Learning rates: the share of the initial rate at a moment of training."""
+
+import math
+
+import pytest
+
+from parlay.errors import InputError
+from parlay.rates import KINDS, Rate
+
+VALUES = {
+    "cosine": {0: 1.0, 1: 0.5 * (1 + math.cos(math.pi / 8)), 2: 0.5 * (1 + math.sqrt(0.5)), 4: 0.5, 8: 0.0},
+    "step": {0: 1.0, 1.99: 1.0, 2: 0.1, 3.99: 0.1, 4: 0.01, 6: 0.001, 7.99: 0.001, 8: 0.001},
+    "constant": {0: 1.0, 3.5: 1.0, 8: 1.0},
+}
+
+
+@pytest.mark.parametrize(("kind", "epoch", "share"), [(k, e, s) for k, row in VALUES.items() for e, s in row.items()])
+def test_a_rate_has_these_values_over_eight_epochs(kind: str, epoch: float, share: float) -> None:
+    assert Rate(kind).at(epoch, 8) == pytest.approx(share, abs=1e-15)
+
+
+def test_the_default_is_cosine_without_warm_up() -> None:
+    assert Rate() == Rate("cosine", 0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("epoch", "rise"), [(0, 0.0), (0.5, 0.25), (1, 0.5), (2, 1.0), (5, 1.0)])
+def test_a_warm_up_rises_linearly_from_zero_and_then_leaves_the_shape_alone(
+    kind: str, epoch: float, rise: float
+) -> None:
+    assert Rate(kind, warmup=2).at(epoch, 8) == pytest.approx(rise * Rate(kind).at(epoch, 8))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_warm_up_no_rate_ever_rises(kind: str) -> None:
+    shares = [Rate(kind).at(step / 10, 5) for step in range(51)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == 1.0
+
+
+def test_an_unknown_kind_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(InputError, match="'cosinus': write one of cosine, step, constant"):
+        Rate("cosinus")
+
+
+def test_a_negative_warm_up_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="warmup is -1"):
+        Rate(warmup=-1)

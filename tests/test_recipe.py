@@ -1,0 +1,186 @@
+"""A recipe is read from TOML and flags, refused in one line where it is wrong, and runs again from its folder."""
+
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from parlay.cli import _parser
+from parlay.errors import InputError
+from parlay.recipe import Recipe, flag, make_recipe, read_recipe
+from runs import SMALL, answer, parlay, records, summary, train
+
+CONTRACT = [
+    *("--recipe", "--dataset", "--data-dir", "--model", "--method", "--stages", "--partition", "--downsample"),
+    *("--schedule", "--beta", "--epochs", "--batch-size", "--lr", "--seed", "--device", "--engine"),
+    *("--out", "--resume", "--json"),
+]
+Capsys = pytest.CaptureFixture[str]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", CONTRACT)
+def test_every_flag_of_the_contract_has_exactly_its_name(name: str) -> None:
+    given = _parser().parse_args(["train"])
+    assert name in [option for action in given.parser._actions for option in action.option_strings]
+
+
+def test_every_key_of_a_recipe_is_a_flag_and_a_toml_key_and_has_its_help(tmp_path: Path) -> None:
+    full = write(tmp_path / "full.toml", Recipe().toml())
+    assert Recipe(**read_recipe(full)) == Recipe()
+    given = _parser().parse_args(["train"])
+    flags = {option: action.help for action in given.parser._actions for option in action.option_strings}
+    for key in fields(Recipe):
+        assert flags[f"--{flag(key.name)}"]
+
+
+def test_flags_win_over_the_recipe_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.toml", 'model = "resnet8"\nstages = 4\nbatch-size = 16\nlr = 1\n')
+    assert make_recipe(read_recipe(path), {"stages": 2}) == Recipe(model="resnet8", stages=2, batch_size=16, lr=1)
+
+
+def test_a_flag_mends_what_the_recipe_file_has_wrong(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.toml", "epochs = 0\nlr = nan\n")
+    assert make_recipe(read_recipe(path), {"epochs": 3, "lr": 0.1}) == Recipe(epochs=3)
+
+
+def test_a_recipe_file_trains_as_its_flags_do(tmp_path: Path) -> None:
+    lines = 'model = "resnet8"\ndataset = "synthetic"\nsynthetic-shape = "1,8,8"\nsynthetic-samples = 96\n'
+    path = write(tmp_path / "r.toml", lines + 'batch-size = 32\ndevice = "cpu"\nepochs = 9\nmethod = "penalty"\n')
+    assert parlay("train", "--recipe", path, "--epochs", 2, "--out", tmp_path / "a") == 0
+    assert train(tmp_path / "b", "--method", "penalty", "--epochs", 2) == 0
+    assert records(tmp_path / "a") == records(tmp_path / "b")
+    assert (tmp_path / "a" / "recipe.toml").read_text() == (tmp_path / "b" / "recipe.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("stage = 3", "unknown key 'stage' in {path}: write 'stages'"),
+        ("batch_size = 3", "unknown key 'batch_size' in {path}: write 'batch-size'"),
+        ("[train]\nlr = 1", "unknown key 'train' in {path}: write"),
+        ("stages = 2.5", "stages is 2.5: write a whole number"),
+        ("stages = true", "stages is True: write a whole number"),
+        ('lr = "fast"', "lr is 'fast': write a number"),
+        ("dataset = 3", "dataset is 3: write a text"),
+        ("clip = []", "clip is []: write a number"),
+        ("lr = inf", "lr is inf: write a finite number"),
+        ("stages = ", "is not a TOML recipe"),
+        ('method = "penality"', "unknown method 'penality': write one of serial, penalty, al (nearest: penalty)"),
+        ("downsample = 3", "unknown downsample '3': write one of 1, 2, 4"),
+    ],
+)
+def test_a_wrong_line_of_a_recipe_file_is_answered_in_one_line(
+    line: str, told: str, tmp_path: Path, capsys: Capsys
+) -> None:
+    path = write(tmp_path / "r.toml", line + "\n")
+    assert parlay("train", "--recipe", path, "--out", tmp_path / "run") == 2
+    assert told.format(path=path) in answer(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", "folder"])
+def test_a_recipe_that_cannot_be_read_is_answered_in_one_line(
+    content: bytes | str | None, tmp_path: Path, capsys: Capsys
+) -> None:
+    path = tmp_path / "r.toml"
+    if content == "folder":
+        path.mkdir()
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    assert parlay("train", "--recipe", path) == 2
+    assert str(path) in answer(capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--stagse 3", "unknown flag '--stagse': write --stages"),
+        ("--batchsize=3", "unknown flag '--batchsize=3': write --batch-size"),
+        ("--stages three", "'three' is no whole number: write one, as in 3"),
+        ("--stages 2.0", "'2.0' is no whole number"),
+        ("--stages", "--stages: expected one argument"),
+        ("--lr fast", "'fast' is no number: write one, as in 0.1"),
+        ("--lr nan", "lr is nan: write a finite number"),
+        ("--lr -1", "lr is -1.0: write a number greater than 0"),
+        ("--clip 0", "clip is 0.0: write a number greater than 0"),
+        ("--momentum -1", "momentum is -1.0: write a number of at least 0"),
+        ("--epochs 0", "epochs is 0: write a number of at least 1"),
+        ("--seed -1", "seed is -1: write a number of at least 0"),
+        (f"--seed {2**63}", "write a number below 2 to the 63rd"),
+        ("--dataset digit", "(nearest: digits)"),
+        ("--schedule alternat:4:1", "write alternate:4:1"),
+        ("--schedule alternate:4", "write alternate:4:1"),
+        ("--schedule tail:0:1", "write tail:4:1"),
+        ("--partition evn", "write even, cost, or the cuts, as in 4,7"),
+        ("--partition 3 --stages 3", "1 cuts make 2 stages, not 3"),
+        ("--synthetic-shape 8,8", "write channels,height,width as in 3,32,32"),
+        ("--augment twice", "write auto, none, random or a number of copies"),
+        ("--synthetic-samples 0 --dataset synthetic", "synthetic-samples is 0"),
+        ("digits", "'digits' stands alone: give it to a flag"),
+        ("--model resnet9", "write resnet8 or resnet14"),
+        ("--model resnt20", "write resnet20"),
+        ("--beta 0", "beta is 0.0: write a number greater than 0"),
+        ("--trust -1", "trust is -1.0"),
+        ("--state-step 2", "state-step is 2.0: write a number between 0 and 1"),
+        ("--method penalty --multiplier hestenes", "multiplier is not for method 'penalty': leave it out, or write"),
+        ("--method al --order joint", "order is not for method 'al': leave it out, or write method penalty"),
+        ("--method serial --beta 3", "beta is not for method 'serial': leave it out"),
+        ("--stages 99", "99 stages of a model with 11 blocks"),
+        ("--stages 0", "0 stages of a model with 11 blocks"),
+        ("--partition 3,99", "cuts (3, 99) do not lie inside a model of 11 blocks"),
+    ],
+)
+def test_a_wrong_flag_or_combination_is_answered_in_one_line(
+    words: str, told: str, tmp_path: Path, capsys: Capsys
+) -> None:
+    assert parlay("train", "--device", "cpu", "--out", tmp_path / "run", *words.split()) == 2
+    assert told in answer(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_resolved_recipe_has_the_defaults_of_its_method(tmp_path: Path) -> None:
+    for method in ("al", "penalty", "serial"):
+        assert train(tmp_path / method, "--method", method, "--epochs", 1) == 0
+    of = {method: tomllib.loads((tmp_path / method / "recipe.toml").read_text()) for method in ("al", "penalty")}
+    assert of["al"]["beta"] == 3.0
+    assert of["al"]["multiplier"] == "hestenes"
+    assert "order" not in of["al"]
+    assert of["penalty"]["order"] == "red-black"
+    assert "multiplier" not in of["penalty"]
+    serial = tomllib.loads((tmp_path / "serial" / "recipe.toml").read_text())
+    assert (serial["stages"], serial["schedule"]) == (1, "serial")
+    assert "beta" not in serial
+
+
+@pytest.mark.parametrize("method", ["al", "penalty", "serial"])
+def test_the_resolved_recipe_runs_again_and_gives_the_same_records(method: str, tmp_path: Path) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert train(first, "--method", method, "--partition", "cost", "--epochs", 3, "--seed", 5) == 0
+    assert parlay("train", "--recipe", first / "recipe.toml", "--out", again) == 0
+    assert records(again) == records(first)
+    assert (again / "recipe.toml").read_text() == (first / "recipe.toml").read_text()
+
+
+def test_a_measured_cut_stands_in_the_resolved_recipe_as_its_cuts(tmp_path: Path) -> None:
+    assert train(tmp_path, "--partition", "cost", "--epochs", 1) == 0
+    resolved = tomllib.loads((tmp_path / "recipe.toml").read_text())
+    assert resolved["partition"] == ",".join(map(str, summary(tmp_path)["cuts"]))
+
+
+def test_the_run_folder_is_no_part_of_the_recipe_that_it_holds(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.toml", f'out = "{tmp_path / "run"}"\nepochs = 1\n')
+    assert parlay("train", *SMALL, "--recipe", path) == 0
+    assert "out" not in tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
+
+
+def test_a_recipe_cannot_be_changed_or_hold_what_it_does_not_know() -> None:
+    with pytest.raises(AttributeError):
+        Recipe().stages = 2  # type: ignore[misc]
+    with pytest.raises(InputError, match="epochs"):
+        Recipe(epochs=0)

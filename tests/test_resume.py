@@ -1,0 +1,261 @@
+"""A run stopped and resumed equals the same run uninterrupted, bit for bit: weights, optimiser, records."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from parlay.engines.base import Batch
+from parlay.engines.in_process import InProcess
+from runs import SMALL, STEPS, answer, flip_a_byte, kept, last_line, listen, records, resume, summary, train
+
+Capsys = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
+HYBRID = "--epochs 5 --schedule alternate:2:1"  # S P S P P: enters a parallel phase twice
+SHORT = "--epochs 3"  # S P P
+
+KINDS = {
+    "al": f"--method al {HYBRID}",
+    "al, bfloat16": f"--method al --store-dtype bfloat16 {SHORT}",
+    "al, in a file": f"--method al --store file {SHORT}",
+    "al, on the host": f"--method al --store host {SHORT}",
+    "al, adam": f"--method al --optimizer adam --lr 0.01 {SHORT}",
+    "al, downsampled, growing": f"--method al --downsample 2 --beta-final 30 {SHORT}",
+    "al, as printed": f"--method al --multiplier printed --multiplier-step 0.1 {SHORT}",
+    "penalty": f"--method penalty {HYBRID}",
+    "penalty, in a file": f"--method penalty --store file --store-dtype bfloat16 {SHORT}",
+    "penalty, joint": f"--method penalty --order joint --beta 100 --trust 0.3 --clip 1 {SHORT}",
+    "serial": "--method serial --augment random --epochs 3",
+    "serial, adam": "--method serial --optimizer adam --lr 0.01 --epochs 3",
+    "hybrid with augmentation": f"--method al --augment random {HYBRID}",
+    "tail": "--method al --schedule tail:1:1 --epochs 4",
+}
+
+CASES = [
+    *(("al", step) for step in range(1, 5 * STEPS)),
+    *(("penalty", step) for step in (4, 8, 9, 10, 13)),
+    *(("hybrid with augmentation", step) for step in (3, 7, 10)),
+    *((kind, step) for kind in KINDS if kind not in ("al", "penalty", "hybrid with augmentation") for step in (5, 6)),
+]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a run of that kind that nobody stopped; each is made once."""
+    made: dict[str, Path] = {}
+
+    def run(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp("undisturbed")
+            assert train(made[kind], *KINDS[kind].split()) == 0
+        return made[kind]
+
+    return run
+
+
+def assert_same_run(a: Path, b: Path, *left_out: str) -> None:
+    assert records(a, *left_out) == records(b, *left_out)
+    one, other = kept(a), kept(b)
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+    assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
+
+
+def stop(out: Path, kind: str, step: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        listen(patch, stop_after=step)
+        assert train(out, *KINDS[kind].split()) == 1
+    assert summary(out)["status"] == "interrupted"
+    assert not (out / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("kind", "step"), CASES)
+def test_a_run_stopped_after_any_step_and_resumed_equals_one_that_was_not(
+    kind: str, step: int, undisturbed: Callable[[str], Path], tmp_path: Path
+) -> None:
+    stop(tmp_path, kind, step)
+    assert resume(tmp_path) == 0
+    # How far old states had drifted when a parallel phase began is not known where they were not kept till then.
+    assert_same_run(tmp_path, undisturbed(kind), "violation_at_entry")
+    assert summary(tmp_path)["status"] == "finished"
+
+
+@pytest.mark.parametrize("kind", ["al", "penalty"])
+def test_a_run_stopped_at_every_step_equals_one_that_was_not(
+    kind: str, undisturbed: Callable[[str], Path], tmp_path: Path
+) -> None:
+    stop(tmp_path, kind, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        for _ in range(5 * STEPS - 2):
+            listen(patch, stop_after=1)
+            assert resume(tmp_path) == 1
+    assert resume(tmp_path) == 0
+    assert_same_run(tmp_path, undisturbed(kind), "violation_at_entry")
+
+
+@pytest.mark.parametrize("entry", [1, 2])
+def test_a_run_stopped_while_its_states_are_set_equals_one_that_was_not(
+    entry: int, undisturbed: Callable[[str], Path], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    refresh, entries = InProcess.refresh, 0
+
+    def interrupted(self: InProcess, batches: Iterable[Batch], stop: Callable[[], bool]) -> list[float] | None:
+        nonlocal entries
+        entries += 1
+
+        def until_the_second() -> Iterator[Batch]:
+            for batch in batches:
+                yield batch
+                if entries == entry:
+                    signal.raise_signal(signal.SIGINT)
+
+        return refresh(self, until_the_second(), stop)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcess, "refresh", interrupted)
+        assert train(tmp_path, *KINDS["al"].split()) == 1
+    assert len(records(tmp_path)) == (1 if entry == 1 else 3)
+    assert resume(tmp_path) == 0
+    assert_same_run(tmp_path, undisturbed("al"), "violation_at_entry")
+
+
+def test_a_run_stopped_after_its_last_step_is_finished(undisturbed: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        listen(patch, stop_after=5 * STEPS)
+        assert train(tmp_path, *KINDS["al"].split()) == 0
+    assert_same_run(tmp_path, undisturbed("al"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_process_leaves_a_checkpoint_and_the_run_goes_on_from_it(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    words = ["train", *SMALL, "--out", str(tmp_path), "--epochs", "100000", "--checkpoint-every", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "parlay.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    path, began = tmp_path / "records.jsonl", time.monotonic()
+    while not (path.exists() and len(path.read_text().splitlines()) > 1) and time.monotonic() < began + 60:
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, told = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert out == ""
+    assert told.splitlines()[-1].endswith(f"go on with: parlay train --resume --out {tmp_path}")
+    assert "Traceback" not in told
+    assert summary(tmp_path)["status"] == "interrupted"
+    done = len(records(tmp_path))
+    assert resume(tmp_path, "--epochs", done + 1) == 0
+    assert [row["epoch"] for row in records(tmp_path)] == list(range(done + 1))
+
+
+def test_another_number_of_stages_goes_on_with_states_set_anew_and_says_so(tmp_path: Path, monkeypatch: Patch) -> None:
+    for stages in (2, 4, 1):
+        out = tmp_path / str(stages)
+        stop(out, "al", 4)  # in the middle of a parallel epoch
+        heard = listen(monkeypatch)
+        assert resume(out, "--stages", stages) == 0
+        assert heard.lines == ["the checkpoint was cut at [2, 3]: the states are set anew"]
+        assert summary(out)["stages"] == stages
+        assert [row["epoch"] for row in records(out)] == [0, 1, 2, 3, 4]
+        assert len(records(out)[1]["losses"]) == stages
+
+
+@pytest.mark.parametrize("change", ["--downsample 2", "--store-dtype bfloat16"])
+def test_states_of_another_filter_or_type_are_set_anew_and_it_says_so(
+    change: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    stop(tmp_path, "al", 4)
+    heard = listen(monkeypatch)
+    assert resume(tmp_path, *change.split()) == 0
+    assert heard.lines == ["the checkpoint's states are of another filter, type or method: they are set anew"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("--batch-size 16", "made with batch-size 32, not 16: write --batch-size 32"),
+        ("--seed 7", "made with seed 0, not 7: write --seed 0"),
+        ("--model resnet14", "made with model resnet8, not resnet14: write --model resnet8"),
+        ("--dataset digits", "made with dataset synthetic, not digits: write --dataset synthetic"),
+        ("--optimizer adam", "made with optimizer sgd, not adam: write --optimizer sgd"),
+        ("--synthetic-samples 64", "made with training samples 96, not 64: write the data set of that run"),
+        ("--epochs 1", "the checkpoint is in epoch 2, past 1: write --epochs 2 or more"),
+    ],
+)
+def test_a_resume_that_would_not_be_the_same_run_is_refused_and_changes_nothing(
+    change: str, told: str, undisturbed: Callable[[str], Path], tmp_path: Path, capsys: Capsys
+) -> None:
+    stop(tmp_path, "al", 4)
+    capsys.readouterr()
+    assert resume(tmp_path, *change.split()) == 2
+    assert told in answer(capsys)
+    assert resume(tmp_path) == 0
+    assert_same_run(tmp_path, undisturbed("al"), "violation_at_entry")
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
+    undisturbed: Callable[[str], Path], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    stop(tmp_path, "al", 5)
+    newest = tmp_path / "checkpoints" / "0000000005"
+    flip_a_byte(newest / "stage-1.safetensors")
+    heard = listen(monkeypatch)
+    assert resume(tmp_path) == 0
+    assert len(heard.lines) == 1
+    assert f"checkpoint {newest} is damaged: stage-1.safetensors" in heard.lines[0]
+    assert heard.lines[0].endswith("0000000003 is taken instead")
+    assert_same_run(tmp_path, undisturbed("al"))
+
+
+def test_with_no_whole_checkpoint_training_starts_at_the_beginning_and_says_so(
+    undisturbed: Callable[[str], Path], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    stop(tmp_path, "al", 5)
+    for path in (tmp_path / "checkpoints").glob("*/manifest.json"):
+        flip_a_byte(path)
+    heard = listen(monkeypatch)
+    assert resume(tmp_path) == 0
+    assert heard.lines[-1] == f"no checkpoint in {tmp_path}: training starts at the beginning"
+    assert_same_run(tmp_path, undisturbed("al"))
+
+
+@pytest.mark.parametrize("every", [1, 0])
+def test_a_finished_run_is_not_trained_again_and_it_says_so(every: int, tmp_path: Path, capsys: Capsys) -> None:
+    assert train(tmp_path, *SHORT.split(), "--checkpoint-every", every) == 0
+    rows, weights = records(tmp_path), kept(tmp_path)
+    model = (tmp_path / "model.safetensors").read_bytes()
+    capsys.readouterr()
+    assert resume(tmp_path) == 0
+    assert last_line(capsys) == "all 3 epochs are done: nothing is trained"
+    assert records(tmp_path) == rows
+    assert all(torch.equal(weights[name], value) for name, value in kept(tmp_path).items())
+    assert (tmp_path / "model.safetensors").read_bytes() == model
+    assert summary(tmp_path)["status"] == "finished"
+
+
+def test_more_epochs_go_on_from_a_finished_run(tmp_path: Path) -> None:
+    assert train(tmp_path, *SHORT.split()) == 0
+    before = records(tmp_path)
+    assert resume(tmp_path, "--epochs", 5) == 0
+    after = records(tmp_path)
+    assert after[:3] == before
+    assert [row["epoch"] for row in after] == [0, 1, 2, 3, 4]
+    assert summary(tmp_path)["epochs"] == 5
+
+
+def test_the_seconds_of_a_resumed_run_are_those_of_both_parts(tmp_path: Path) -> None:
+    stop(tmp_path, "al", 7)
+    first = summary(tmp_path)["seconds"]["total"]
+    assert resume(tmp_path) == 0
+    rows = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert summary(tmp_path)["seconds"]["total"] > first
+    assert summary(tmp_path)["seconds"]["total"] > sum(row["seconds"] for row in rows)

@@ -1,0 +1,160 @@
+"""What a run leaves behind: a record per epoch, a summary, and a model that plain PyTorch loads."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import parlay
+from parlay import data
+from parlay.records import Records, dumps, environment, read
+from runs import SAMPLES, records, summary, train
+
+SUMMARY = {
+    *("status", "method", "model", "dataset", "stages", "cuts", "schedule", "downsample", "epochs", "parameters"),
+    *("test_accuracy", "test_loss", "auxiliary_bytes", "seconds", "violation", "environment"),
+}
+RECORD = {
+    *("epoch", "phase", "losses", "train_loss", "test_loss", "test_accuracy", "violation"),
+    *("seconds", "refresh_seconds", "learning_rate", "beta", "violation_at_entry"),
+}
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("hybrid")
+    assert train(out, "--epochs", 4, "--schedule", "alternate:2:1") == 0
+    return out
+
+
+def test_every_epoch_has_its_line_with_all_its_keys(hybrid: Path) -> None:
+    lines = (hybrid / "records.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
+    assert all(set(row) == RECORD for row in rows)
+    assert [row["phase"] for row in rows] == ["serial", "parallel", "serial", "parallel"]
+
+
+def test_a_parallel_epoch_has_a_loss_for_every_stage_and_a_violation_for_every_interface(hybrid: Path) -> None:
+    serial, parallel, *_ = records(hybrid)
+    assert (len(serial["losses"]), serial["violation"]) == (1, None)
+    assert (len(parallel["losses"]), len(parallel["violation"])) == (3, 2)
+    assert all(v > 0 for v in parallel["violation"])
+    assert parallel["beta"] == 3.0
+
+
+def test_the_learning_rate_falls_and_the_training_loss_with_it(hybrid: Path) -> None:
+    rows = records(hybrid)
+    rates = [row["learning_rate"] for row in rows]
+    assert rates == sorted(rates, reverse=True)
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+
+
+def test_the_records_of_a_phase_after_a_serial_one_say_how_far_the_states_had_drifted(hybrid: Path) -> None:
+    assert [row["violation_at_entry"] is not None for row in records(hybrid)] == [False, False, False, True]
+
+
+def test_the_summary_has_every_key_of_the_contract(hybrid: Path) -> None:
+    told, rows = summary(hybrid), records(hybrid)
+    assert set(told) >= SUMMARY
+    assert (told["status"], told["method"], told["model"], told["dataset"]) == (
+        "finished",
+        "al",
+        "resnet8",
+        "synthetic",
+    )
+    assert (told["stages"], told["cuts"], told["schedule"], told["downsample"]) == (3, [2, 3], "alternate:2:1", 1)
+    assert told["epochs"] == 4
+    assert told["test_accuracy"] == rows[-1]["test_accuracy"]
+    assert told["violation"] == rows[-1]["violation"]
+    assert told["parameters"] == sum(w.numel() for w in parlay.build_model("resnet8", (1, 8, 8), 10).parameters())
+    assert set(told["seconds"]) == {"total", "serial_epoch", "parallel_epoch"}
+    assert told["seconds"]["total"] > told["seconds"]["parallel_epoch"] > 0
+    assert told["environment"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize(
+    ("words", "bytes_per_element"),
+    [
+        ("--method al", 2 * 4),
+        ("--method penalty", 4),
+        ("--method al --store-dtype bfloat16", 2 * 2),
+        ("--method al --downsample 2", 2 * 4 / 4),
+        ("--method penalty --store file --downsample 2", 4 / 4),
+    ],
+)
+def test_the_bytes_of_the_stores_are_those_of_the_formula(words: str, bytes_per_element: float, tmp_path: Path) -> None:
+    assert train(tmp_path, "--epochs", 2, *words.split()) == 0
+    elements = 16 * 8 * 8 + 32 * 4 * 4  # behind the first and the second group of resnet8 on 8 x 8 images
+    assert summary(tmp_path)["auxiliary_bytes"] == SAMPLES * elements * bytes_per_element
+    assert not (tmp_path / "stores").exists()
+
+
+def test_serial_training_stores_nothing(tmp_path: Path) -> None:
+    assert train(tmp_path, "--method", "serial", "--epochs", 2) == 0
+    told = summary(tmp_path)
+    assert (told["auxiliary_bytes"], told["violation"], told["cuts"], told["stages"]) == (0, [], [], 1)
+    assert told["seconds"]["parallel_epoch"] is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--method al", "--method penalty --schedule parallel", "--method serial", "--method al --schedule tail:1:1"],
+)
+def test_the_model_file_loads_by_plain_pytorch_and_has_the_reported_accuracy(words: str, tmp_path: Path) -> None:
+    assert train(tmp_path, "--epochs", 4, *words.split()) == 0
+    model = parlay.build_model("resnet8", (1, 8, 8), 10)
+    model.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    synthetic = data.Synthetic((1, 8, 8), 10, SAMPLES, SAMPLES // 4)
+    correct = _correct(model.eval(), synthetic)
+    assert correct == round(summary(tmp_path)["test_accuracy"] * synthetic.test_size / 100)
+    assert correct / synthetic.test_size == pytest.approx(records(tmp_path)[-1]["test_accuracy"] / 100, abs=1e-6)
+
+
+def _correct(model: torch.nn.Module, synthetic: data.Synthetic) -> int:
+    facts = data.facts("synthetic", synthetic)
+    test = data.load("synthetic", synthetic=synthetic).test
+    with torch.no_grad():
+        scores: Tensor = model(data.normalise(test.inputs, facts.mean, facts.std))
+    return int((scores.argmax(1) == test.targets).sum())
+
+
+def test_an_auto_encoder_is_judged_by_its_loss_and_has_no_accuracy(tmp_path: Path) -> None:
+    assert train(tmp_path, "--model", "resnet8-vae", "--epochs", 2, "--lr", 0.01) == 0
+    told = summary(tmp_path)
+    assert told["test_accuracy"] is None
+    assert told["test_loss"] > 0
+
+
+@pytest.mark.parametrize("words", ["--downsample 2 --synthetic-shape 3,7,5", "--downsample 4", "--augment 2"])
+def test_odd_shapes_and_fixed_copies_train_to_the_end(words: str, tmp_path: Path) -> None:
+    assert train(tmp_path, "--epochs", 2, *words.split()) == 0
+    assert summary(tmp_path)["status"] == "finished"
+
+
+def test_records_are_read_up_to_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    kept = Records(path)
+    for epoch in range(3):
+        kept.append({"epoch": epoch})
+    with path.open("a") as file:
+        file.write('{"epoch": 3, "los')
+    assert [row["epoch"] for row in read(path)] == [0, 1, 2]
+    again = Records(path)
+    again.restart(2)
+    again.append({"epoch": 2})
+    assert [row["epoch"] for row in read(path)] == [0, 1, 2]
+
+
+def test_numbers_that_are_not_finite_are_null_in_json() -> None:
+    assert json.loads(dumps({"a": [math.nan, (1.5, math.inf)], "β": 1})) == {"a": [None, [1.5, None]], "β": 1}
+
+
+def test_the_environment_names_versions_and_hardware() -> None:
+    told = environment(["cpu"])
+    assert told["devices"] == ["cpu"]
+    assert {"parlay", "python", "torch", "cuda", "platform", "cores", "threads"} < set(told)
