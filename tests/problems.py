@@ -81,6 +81,11 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([w.detach().cpu().flatten() for w in model.parameters()])
 
 
+def statistics(model: nn.Module) -> Tensor:
+    """All buffers of a network in one row."""
+    return torch.cat([torch.zeros(0), *(buffer.cpu().float().flatten() for buffer in model.buffers())])
+
+
 # Plain PyTorch
 
 

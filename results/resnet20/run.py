@@ -27,14 +27,14 @@ RUNS = {
     "penalty-alternate": ("--method penalty --schedule alternate:4:1", BOTH),
     "al": ("--method al --schedule parallel", BOTH),
     "penalty": ("--method penalty --schedule parallel", BOTH),
-    "al-clip1": ("--method al --schedule parallel --clip 1", BOTH),
-    "al-beta-5-to-1": ("--method al --schedule parallel --beta 5 --beta-final 1", BOTH),
     "al-r2": ("--method al --schedule parallel --downsample 2", BOTH),
     "al-r2-alternate": ("--method al --schedule alternate:4:1 --downsample 2", BOTH),
-    "penalty-r2": ("--method penalty --schedule parallel --downsample 2", BOTH),
-    "al-clip1-alternate": ("--method al --schedule alternate:4:1 --clip 1", BOTH),
-    "penalty-joint": ("--method penalty --order joint --beta 100 --trust 0.3 --clip 1 --schedule parallel", FIRST),
-    "penalty-60-epochs": ("--method penalty --schedule parallel --epochs 60", FIRST),
+    "al-clip1": ("--method al --schedule parallel --clip 1", BOTH),
+    "penalty-joint": (
+        "--method penalty --order joint --beta 100 --trust 0.3 --state-step 0.4 --clip 1 --schedule parallel",
+        FIRST,
+    ),
+    "penalty-r2": ("--method penalty --schedule parallel --downsample 2", FIRST),
 }
 
 
