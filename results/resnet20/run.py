@@ -34,6 +34,7 @@ RUNS = {
         "--method penalty --order joint --beta 100 --trust 0.3 --state-step 0.4 --clip 1 --schedule parallel",
         FIRST,
     ),
+    "penalty-joint-full": ("--method penalty --order joint --beta 100 --trust 0.3 --clip 1 --schedule parallel", FIRST),
     "penalty-r2": ("--method penalty --schedule parallel --downsample 2", FIRST),
 }
 
