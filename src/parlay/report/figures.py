@@ -1,92 +1,31 @@
 """The charts of the page: tasks and groups in, inline SVG out.
 
-Matplotlib draws with stand-in colours, which become CSS variables afterwards: one picture serves light and dark pages.
 Legends and titles are left to the page, which wraps them on a narrow screen; the pictures hold only axes and data.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import re
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
 
 import matplotlib
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, NullFormatter
 
 from parlay.report.groups import Group, Task
 from parlay.report.load import Epoch, Run
+from parlay.report.svg import COLOURS, DASHES, INK, MUTED, STYLE, Look, new_figure, to_svg
 
-COLOURS = 8
-"""Hues of the page, --c1 to --c8; --c0 is the neutral one of serial runs."""
 LINES = 8
 """More lines than this in one chart cannot be told apart."""
 
 NUMBERED = 16
 """More numbers than this in the chart of memory would lie on top of each other."""
 
-INK, MUTED, RULE = "#010101", "#020202", "#030303"
-_HUES = tuple(f"#0400{n:02x}" for n in range(COLOURS + 1))
-_VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", **{hue: f"--c{n}" for n, hue in enumerate(_HUES)}}
-
-DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (9, 3), (2, 4))
-"""Told apart by these once the hues are used up."""
-
-_STYLE: Any = {
-    "svg.fonttype": "none",  # text stays text: the page's own font, found by search, read aloud
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-    "font.size": 11.5,
-    "font.family": "sans-serif",
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "axes.edgecolor": RULE,
-    "axes.labelcolor": MUTED,
-    "axes.labelsize": 11.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": RULE,
-    "ytick.color": RULE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
-    "xtick.major.size": 3,
-    "ytick.major.size": 0,
-    "lines.linewidth": 1.6,
-    "lines.solid_capstyle": "round",
-}
-
 _STEPS = (1, 2, 2.5, 5, 10)
 
 Value = Callable[[Epoch], float | None]
-
-
-@dataclass(frozen=True)
-class Look:
-    """How a configuration is drawn wherever it appears on the page."""
-
-    hue: int
-    dash: int
-
-    @property
-    def colour(self) -> str:
-        return _HUES[self.hue]
-
-    @property
-    def dashes(self) -> tuple[float, ...]:
-        return DASHES[self.dash]
 
 
 def looks(task: Task) -> dict[str, Look]:
@@ -101,8 +40,8 @@ def curves(task: Task, groups: Sequence[Group], value: Value, label: str, log: b
     """Means over the seeds, epoch by epoch, with their range; below them a ribbon per group for its parallel epochs."""
     style = looks(task)
     ribbons = [group for group in groups if any(e.parallel for run in group.counted for e in run.epochs)]
-    with matplotlib.rc_context(_STYLE):
-        figure = _figure(440, 250 + 8 * len(ribbons))
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure(440, 250 + 8 * len(ribbons))
         ratios = [210, max(8 * len(ribbons), 1)]
         upper, lower = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": ratios, "hspace": 0.03})
         for group in groups:
@@ -118,20 +57,20 @@ def curves(task: Task, groups: Sequence[Group], value: Value, label: str, log: b
         lower.set_yticks([])
         lower.spines["left"].set_visible(False)
         _epochs(lower, groups)
-        return _svg(figure, f"{label} by epoch", f"curves {task.dataset} {task.model} {label}")
+        return to_svg(figure, f"{label} by epoch", f"curves {task.dataset} {task.model} {label}")
 
 
 def panel(task: Task, group: Group, kinds: Sequence[str]) -> Markup:
     """One configuration alone, parallel phases shaded: `test`, `train` and `violation`, one under the other."""
     look = looks(task)[group.label]
     reference = task.reference(group)
-    with matplotlib.rc_context({**_STYLE, "font.size": 11, "axes.labelsize": 11}):
+    with matplotlib.rc_context({**STYLE, "font.size": 11, "axes.labelsize": 11}):
         height = 50 + 105 * len(kinds)
-        figure = _figure(300, height, None)  # the same frame for every panel, and much faster than a fitted one
+        figure = new_figure(300, height, None)  # the same frame for every panel, and much faster than a fitted one
         figure.subplots_adjust(left=0.14, right=0.99, bottom=38 / height, top=1 - 20 / height, hspace=0.32)
         for axes, kind in zip(figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0], kinds, strict=True):
             for first, last in _spans(_longest(group).epochs):
-                axes.axvspan(first - 0.5, last + 0.5, color=_HUES[0], alpha=0.13, linewidth=0)
+                axes.axvspan(first - 0.5, last + 0.5, color=Look(0, 0).colour, alpha=0.13, linewidth=0)
             if kind == "violation":
                 _violation(axes, task, group)
             else:
@@ -151,14 +90,14 @@ def panel(task: Task, group: Group, kinds: Sequence[str]) -> Markup:
                 axes.set_title(heading(task, kind), loc="left", fontsize=11, color=MUTED, pad=3)
         _epochs(axes, task.groups)
         names = ", ".join(heading(task, kind) for kind in kinds)
-        return _svg(figure, f"{group.label}: {names}", f"panel {task.dataset} {task.model} {group.label} {names}")
+        return to_svg(figure, f"{group.label}: {names}", f"panel {task.dataset} {task.model} {group.label} {names}")
 
 
 def ranking(task: Task) -> Markup:
     """A dot per configuration, best on top, with the spread of its seeds; a line for each serial reference."""
     style, ranked = looks(task), task.ranked()
-    with matplotlib.rc_context(_STYLE):
-        figure = _figure(440, 62 + 20 * len(ranked))
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure(440, 62 + 20 * len(ranked))
         axes = figure.subplots()
         for row, group in enumerate(ranked):
             look, mean, spread = style[group.label], task.mean(group), group.spread(task.value)
@@ -186,7 +125,7 @@ def ranking(task: Task) -> Markup:
         axes.spines["left"].set_visible(False)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS))
         axes.set_xlabel(heading(task, "test"))
-        return _svg(figure, f"{heading(task, 'test')} of every configuration", f"ranking {task.dataset} {task.model}")
+        return to_svg(figure, f"{heading(task, 'test')} of every configuration", f"ranking {task.dataset} {task.model}")
 
 
 def against_memory(task: Task, numbers: dict[str, int]) -> Markup | None:
@@ -201,8 +140,8 @@ def against_memory(task: Task, numbers: dict[str, int]) -> Markup | None:
         return None
     unit, name = (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB")
     style = looks(task)
-    with matplotlib.rc_context(_STYLE):
-        figure = _figure(440, 270)
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure(440, 270)
         axes = figure.subplots()
         for group, mean, stored in found:
             look = style[group.label]
@@ -227,7 +166,9 @@ def against_memory(task: Task, numbers: dict[str, int]) -> Markup | None:
         axes.yaxis.set_major_locator(MaxNLocator(6, steps=_STEPS))
         axes.set_xlabel(f"auxiliary memory, {name}")
         axes.set_title(heading(task, "test"), loc="left", fontsize=11.5, color=MUTED)
-        return _svg(figure, f"{heading(task, 'test')} against auxiliary memory", f"memory {task.dataset} {task.model}")
+        return to_svg(
+            figure, f"{heading(task, 'test')} against auxiliary memory", f"memory {task.dataset} {task.model}"
+        )
 
 
 def _on_front(task: Task, mean: float, stored: float, found: Iterable[tuple[Group, float, float]]) -> bool:
@@ -421,33 +362,3 @@ def _most(values: list[float]) -> float:
 
 def _short(text: str, limit: int = 30) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _figure(width: int, height: int, layout: Literal["constrained"] | None = "constrained") -> Figure:
-    """In CSS pixels."""
-    figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout=layout)
-    FigureCanvasSVG(figure)
-    return figure
-
-
-def _svg(figure: Figure, description: str, salt: str) -> Markup:
-    """The picture as an element of the page: no ids that clash, no namespaces, theme colours, a description."""
-    out = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": salt}), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # letters that matplotlib's font lacks: the page's font has them
-        figure.savefig(out, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    svg = out.getvalue()
-    svg = svg[svg.index("<svg") :]
-    width, height = (float(n) for n in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
-    body = svg[svg.index(">") + 1 :]
-    body = re.sub(r"<style.*?</style>", "", body, flags=re.DOTALL)
-    body = re.sub(r'(<g) id="[^"]*"', r"\1", body)
-    body = body.replace("xlink:href=", "href=")
-    body = re.sub(r"<[^>]+>", lambda tag: re.sub(r"#0[0-9a-f]{5}\b", _variable, tag[0]), body)  # in tags, not in texts
-    body = re.sub(r"\n\s*", "\n", body)
-    head = Markup('<svg class="chart" role="img" aria-label="{}" width="{:g}" height="{:g}" viewBox="0 0 {:g} {:g}">')
-    return head.format(escape(description), width, height, width, height) + Markup(body.strip())
-
-
-def _variable(colour: re.Match[str]) -> str:
-    return f"var({_VARIABLES[colour[0]]})" if colour[0] in _VARIABLES else colour[0]
