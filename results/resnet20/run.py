@@ -35,6 +35,8 @@ RUNS = {
         FIRST,
     ),
     "penalty-joint-full": ("--method penalty --order joint --beta 100 --trust 0.3 --clip 1 --schedule parallel", FIRST),
+    "al-r2-detail": ("--method al --schedule parallel --downsample 2 --detail 0.3", BOTH),
+    "al-beta-5-to-1": ("--method al --schedule parallel --beta 5 --beta-final 1", BOTH),
     "penalty-r2": ("--method penalty --schedule parallel --downsample 2", FIRST),
 }
 

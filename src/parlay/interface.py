@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from parlay.coupling import Coupling, Pair
+from parlay.coupling.base import penalty
 from parlay.filters import Filter
 from parlay.stores import Store
 
@@ -58,7 +59,12 @@ class Interface:
         there = x.device
         b = self._stiffness(beta.to(self.device)).to(there)
         multiplier = pair.multiplier.to(there) if pair.multiplier is not None else None
-        return self.coupling.local_loss(self.down(x), Pair(pair.state.to(there), multiplier), b)
+        small = self.down(x)
+        loss = self.coupling.local_loss(small, Pair(pair.state.to(there), multiplier), b)
+        if self.coupling.detail == 0 or self.states.shape == self.shape:
+            return loss
+        share = self.elements / math.prod(self.shape)  # b is for the small tensor: per element it is the same for x
+        return loss + self.coupling.detail * penalty(x.float(), self.up(small), b * share)
 
     @torch.no_grad()
     def update(

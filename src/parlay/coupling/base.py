@@ -52,6 +52,8 @@ class Coupling(ABC):
     """η of the paper's gradient step, eq. (18): α = 2bη. Replaces `state_step` where it is given."""
     trust: float = 1.0
     """τ: the displacement of a state from the output has a root mean square of at most τ s."""
+    detail: float = 0.0
+    """Weight of what DS leaves out, ‖x − US(DS(x))‖². With 1 the whole penalty is the paper's, ψ(US(Λ), x)."""
     beta_final: float | None = None
     """β of the last epoch; it grows geometrically from `beta`. None: constant."""
 
@@ -67,6 +69,8 @@ class Coupling(ABC):
         for name, value in positive.items():
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"{name} is {value}: write a number greater than 0")
+        if not 0 <= self.detail < float("inf"):
+            raise InputError(f"detail is {self.detail}: write a number of at least 0")
         if not 0 <= self.state_step <= 1:
             raise InputError(f"state-step is {self.state_step}: write a number between 0 and 1")
 

@@ -7,6 +7,9 @@ its output was an epoch ago. In the order `red-black` the two take turns: at one
 output, λ = x, and stage k trains on it and displaces it by −p / (2b); at the next it is a target, stage k-1 trains on
 it and puts its new output in its place. A displaced state is never an input, so b can be small. Each stage computes
 half of the samples of a step, and half as much crosses an interface.
+
+`trust`, `state_step` and `state_rate` are for the joint order alone. There, full state steps are unstable from K = 3
+on at any β (tests/test_known_answer.py): only the trust region bounds them, and steps below 1/2 converge.
 """
 
 from __future__ import annotations
