@@ -33,7 +33,7 @@ class ResidualBlock(nn.Module):
     """X + F(X) with F = BN-ReLU-conv-BN-ReLU-conv (figure of appendix A).
 
     Where the shape changes, the shortcut is a 1x1 convolution of the activated input. The other usual choice, zeros for
-    the new channels, has one point less on ResNet-20 without augmentation (85.4 against 86.4 %, two seeds each).
+    the new channels, was about a point worse on ResNet-20 without augmentation (CIFAR-10, 30 epochs, two seeds each).
     """
 
     def __init__(self, channels_in: int, channels_out: int, stride: int = 1) -> None:
