@@ -47,6 +47,18 @@ def test_without_downsampling_there_is_no_detail_to_weigh(tmp_path: Path) -> Non
     assert torch.equal(*losses)
 
 
+@pytest.mark.parametrize("shrink", [1.0, 0.25])
+def test_an_adjoint_crosses_the_interface_shrunk_by_the_factor(shrink: float, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ids, x, p = torch.arange(5), torch.randn(5, *SHAPE), torch.randn(5, *SHAPE)
+    cpu, method = torch.device("cpu"), AugmentedLagrangian(shrink=shrink)
+    states, multipliers = (make_store("device", 5, SHAPE, torch.float32, cpu, tmp_path / n) for n in ("s", "m"))
+    joined = Interface(SHAPE, downsample(1), method, states, multipliers)
+    joined.start(ids, x)
+    joined.update(ids, joined.gather(ids), x, None, p, None, BETA)
+    torch.testing.assert_close(multipliers.tensor(), shrink * p)
+
+
 @pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf")])
 def test_a_wrong_detail_is_named(wrong: float) -> None:
     with pytest.raises(InputError, match="detail"):

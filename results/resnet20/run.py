@@ -36,6 +36,10 @@ RUNS = {
     ),
     "penalty-joint-full": ("--method penalty --order joint --beta 100 --trust 0.3 --clip 1 --schedule parallel", FIRST),
     "al-r2-detail": ("--method al --schedule parallel --downsample 2 --detail 0.3", BOTH),
+    "al-shrink-0.5": ("--method al --schedule parallel --shrink 0.5", BOTH),
+    "al-shrink-0.25": ("--method al --schedule parallel --shrink 0.25", BOTH),
+    "al-r2-shrink-0.25": ("--method al --schedule parallel --downsample 2 --shrink 0.25", BOTH),
+    "penalty-shrink-0.5": ("--method penalty --schedule parallel --shrink 0.5", BOTH),
     "al-beta-5-to-1": ("--method al --schedule parallel --beta 5 --beta-final 1", BOTH),
     "penalty-r2": ("--method penalty --schedule parallel --downsample 2", FIRST),
 }

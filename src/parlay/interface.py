@@ -80,6 +80,7 @@ class Interface:
             violation = _relative(seen.state, x)
             self._follow(x)
         b, s2 = self._stiffness(beta.to(self.device)), self.mean_square
+        p = self.coupling.shrink * p
         if before is None or after is None:
             self._scatter(ids, self.coupling.update(pair, x, p, b, s2))
             return violation

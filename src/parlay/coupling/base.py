@@ -54,6 +54,8 @@ class Coupling(ABC):
     """τ: the displacement of a state from the output has a root mean square of at most τ s."""
     detail: float = 0.0
     """Weight of what DS leaves out, ‖x − US(DS(x))‖². With 1 the whole penalty is the paper's, ψ(US(Λ), x)."""
+    shrink: float = 1.0
+    """Factor on an adjoint that crosses an interface: the signal is old when it is used (Zhuang et al., FDG)."""
     beta_final: float | None = None
     """β of the last epoch; it grows geometrically from `beta`. None: constant."""
 
@@ -63,6 +65,7 @@ class Coupling(ABC):
         positive = {
             "beta": self.beta,
             "trust": self.trust,
+            "shrink": self.shrink,
             "beta-final": self.beta_final,
             "state-rate": self.state_rate,
         }
