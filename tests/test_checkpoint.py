@@ -488,7 +488,7 @@ def test_a_lock_is_free_again_after_its_block_even_after_an_error(tmp_path: Path
 def test_a_lock_file_left_by_hand_does_not_lock(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text("1\n")
     with FolderLock(tmp_path):
-        pass
+        assert (tmp_path / ".lock").read_text().strip() == str(os.getpid())
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused_in_a_line(tmp_path: Path) -> None:

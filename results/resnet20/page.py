@@ -12,7 +12,7 @@ from parlay import report
 
 HERE = Path(__file__).parent
 ROWS = {
-    # name: what stands in the table, and whether the run sees augmented images
+    # name: what stands in the table, and whether the run sees augmented images after its first epoch
     "serial-no-da": ("serial, no augmentation", False),
     "al": ("AL", False),
     "al-clip1": ("AL, gradients clipped at 1", False),
@@ -69,7 +69,11 @@ def draw(scores: dict[str, list[float]]) -> Figure:
         axes.text(max(values) + 0.45, y, f"{mean:.1f}", va="center", fontsize=9)
     axes.set_yticks(range(len(scores)), [ROWS[name][0] for name in reversed(scores)], fontsize=9)
     axes.set(xlim=(67, 93), xlabel="test accuracy, % (dots: seeds, marks: means)")
-    axes.set_title("blue: no augmentation; orange: crops and flips in serial epochs", fontsize=9, loc="left")
+    axes.set_title(
+        "blue: no augmentation, but for the first epoch of AL and penalty; orange: in all serial epochs",
+        fontsize=9,
+        loc="left",
+    )
     axes.grid(axis="x", linewidth=0.4)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):

@@ -109,6 +109,7 @@ def test_a_scratch_file_that_is_gone_already_is_no_error(tmp_path: Path) -> None
     made = make_store("file", 3, (2,), torch.float32, CPU, tmp_path / "stores" / "states-1")
     shutil.rmtree(tmp_path / "stores")
     made.close()
+    assert not (tmp_path / "stores").exists()
 
 
 def test_a_file_that_was_found_again_stays_when_closed(file: Path) -> None:

@@ -21,7 +21,7 @@ class AugmentedLagrangian(Coupling):
 
     keeps_multipliers: ClassVar[bool] = True
 
-    beta: float = 3.0  # best of 0.1, 1, 3, 10 on ResNet-20, CIFAR-10
+    beta: float = 3.0  # best of 0.1, 1, 3, 10 in prototypes on ResNet-20, CIFAR-10; not searched again
     multiplier: str = "hestenes"
     """`hestenes`: κ ← κ + a (p − κ), before the state. `printed`: the paper's eq. (20), after it."""
     multiplier_step: float = 1.0
