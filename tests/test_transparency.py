@@ -100,7 +100,7 @@ def test_with_states_at_the_outputs_and_multipliers_at_the_adjoints_every_gradie
     network: str, stages: int, factor: int, beta: float, tmp_path: Path
 ) -> None:
     cut, data = problem(network, stages)
-    running = filled(cut, data, AugmentedLagrangian(), factor, tmp_path)
+    running = filled(cut, data, AugmentedLagrangian(detail=0.0), factor, tmp_path)
     plain = backpropagate(cut, *data, factor)
     problems.hold_multipliers(running, plain.adjoints)
     running.parallel_step(batch(SAMPLES, beta=beta))
@@ -118,12 +118,37 @@ def test_with_frozen_weights_the_augmented_lagrangian_finds_the_gradients_of_bac
     network: str, stages: int, factor: int, tmp_path: Path
 ) -> None:
     cut, data = problem(network, stages)
-    running = filled(cut, data, AugmentedLagrangian(), factor, tmp_path)
+    running = filled(cut, data, AugmentedLagrangian(detail=0.0), factor, tmp_path)
     plain = backpropagate(cut, *data, factor)
     for visit in range(stages):
         running.parallel_step(batch(SAMPLES, epoch=visit))
         reached = [relative(recorded(running, k), plain.gradients[k]) < ROUNDING for k in range(stages)]
         assert reached == [k >= stages - 1 - visit for k in range(stages)]
+
+
+@networks
+@stages
+def test_what_the_detail_adds_to_a_gradient_is_that_of_the_roughness_of_the_output_alone(
+    network: str, stages: int, tmp_path: Path
+) -> None:
+    cut, data = problem(network, stages)
+    gradients = []
+    for weight in (0.0, 1.0):
+        running = filled(cut, data, AugmentedLagrangian(detail=weight), 2, tmp_path)
+        plain = backpropagate(cut, *data, 2)
+        problems.hold_multipliers(running, plain.adjoints)
+        running.parallel_step(batch(SAMPLES))
+        gradients.append([recorded(running, k) for k in range(stages)])
+    assert torch.equal(gradients[0][-1], gradients[1][-1])  # the last stage has the loss of the network
+    for k, interface in enumerate(running.interfaces):
+        inputs = data[0] if k == 0 else running.interfaces[k - 1].up(plain.outputs[k - 1])
+        x = cut.stages[k](inputs)
+        elements = x[0].numel()
+        roughness = (x - interface.up(interface.down(x))).square().sum() / SAMPLES / elements
+        scale = interface.down(x).square().mean()  # the states are exact: s² is that of this very batch
+        wanted = torch.autograd.grad(3.0 / scale.detach() * roughness, list(cut.stages[k].parameters()))
+        added = gradients[1][k] - gradients[0][k]
+        assert relative(added, torch.cat([g.flatten() for g in wanted])) < 1e-3
 
 
 # The penalty: a displacement by −p/(2b) in the place of the multiplier
@@ -138,7 +163,7 @@ def test_a_stage_with_undisplaced_input_and_displaced_target_has_the_gradient_of
 ) -> None:
     """In the joint order each interface is undisplaced until the signal has passed it: one exact stage per visit."""
     cut, data = problem(network, stages)
-    running = filled(cut, data, Penalty(order="joint", trust=1e9), factor, tmp_path)
+    running = filled(cut, data, Penalty(order="joint", trust=1e9, detail=0.0), factor, tmp_path)
     plain = backpropagate(cut, *data, factor)
     for visit in range(stages):
         running.parallel_step(batch(SAMPLES, epoch=visit, beta=beta))
@@ -170,7 +195,7 @@ def test_with_frozen_weights_red_black_comes_to_the_gradients_of_backpropagation
     network: str, stages: int, factor: int, beta: float, tmp_path: Path
 ) -> None:
     cut, data = problem(network, stages)
-    method = Penalty()
+    method = Penalty(detail=0.0)
     running = filled(cut, data, method, factor, tmp_path)
     halves = [torch.arange(SAMPLES)[parity::2] for parity in range(2)]
     plain = [backpropagate(cut, data[0][half], data[1][half], factor) for half in halves]

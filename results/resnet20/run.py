@@ -18,30 +18,28 @@ COMMON = (
     "--dataset cifar10 --model resnet20 --stages 3 --epochs 30 --batch-size 128 "
     "--store-dtype bfloat16 --checkpoint-every 0"
 )
-BOTH, FIRST = (0, 1), (0,)
+ALONE = "--schedule parallel --augment none"
+HYBRID = "--schedule alternate:4:1"
 RUNS = {
     # name: (flags, seeds), the most telling first
-    "serial-no-da": ("--method serial --augment none", BOTH),
-    "serial-da": ("--method serial --augment random", BOTH),
-    "al-alternate": ("--method al --schedule alternate:4:1", BOTH),
-    "penalty-alternate": ("--method penalty --schedule alternate:4:1", BOTH),
-    "al": ("--method al --schedule parallel", BOTH),
-    "penalty": ("--method penalty --schedule parallel", BOTH),
-    "al-r2": ("--method al --schedule parallel --downsample 2", BOTH),
-    "al-r2-alternate": ("--method al --schedule alternate:4:1 --downsample 2", BOTH),
-    "al-clip1": ("--method al --schedule parallel --clip 1", BOTH),
+    "serial-no-da": ("--method serial --augment none", (0, 1)),
+    "serial-da": ("--method serial --augment random", (0, 1)),
+    "al": (f"--method al {ALONE}", (0, 1, 2, 3)),
+    "al-r2": (f"--method al {ALONE} --downsample 2", (0, 1, 2, 3)),
+    "al-alternate": (f"--method al {HYBRID}", (0, 1)),
+    "al-r2-alternate": (f"--method al {HYBRID} --downsample 2", (0, 1)),
+    "penalty": (f"--method penalty {ALONE}", (0, 1)),
+    "penalty-alternate": (f"--method penalty {HYBRID}", (0, 1)),
+    "penalty-r2": (f"--method penalty {ALONE} --downsample 2", (0,)),
+    "al-r2-detail-0": ("--method al --schedule parallel --downsample 2 --detail 0", (0, 1)),
+    "al-r2-alternate-detail-0": (f"--method al {HYBRID} --downsample 2 --detail 0", (0, 1)),
+    "penalty-r2-detail-0": ("--method penalty --schedule parallel --downsample 2 --detail 0", (0,)),
     "penalty-joint": (
         "--method penalty --order joint --beta 100 --trust 0.3 --state-step 0.4 --clip 1 --schedule parallel",
-        FIRST,
+        (0,),
     ),
-    "penalty-joint-full": ("--method penalty --order joint --beta 100 --trust 0.3 --clip 1 --schedule parallel", FIRST),
-    "al-r2-detail": ("--method al --schedule parallel --downsample 2 --detail 0.3", BOTH),
-    "al-shrink-0.5": ("--method al --schedule parallel --shrink 0.5", BOTH),
-    "al-shrink-0.25": ("--method al --schedule parallel --shrink 0.25", BOTH),
-    "al-r2-shrink-0.25": ("--method al --schedule parallel --downsample 2 --shrink 0.25", BOTH),
-    "penalty-shrink-0.5": ("--method penalty --schedule parallel --shrink 0.5", BOTH),
-    "al-beta-5-to-1": ("--method al --schedule parallel --beta 5 --beta-final 1", BOTH),
-    "penalty-r2": ("--method penalty --schedule parallel --downsample 2", FIRST),
+    "al-shrink-1.2": (f"--method al {ALONE} --shrink 1.2", (2,)),
+    "al-shrink-1.5-clip-1": (f"--method al {ALONE} --shrink 1.5 --clip 1", (2,)),
 }
 
 

@@ -52,8 +52,12 @@ class Coupling(ABC):
     """η of the paper's gradient step, eq. (18): α = 2bη. Replaces `state_step` where it is given."""
     trust: float = 1.0
     """τ: the displacement of a state from the output has a root mean square of at most τ s."""
-    detail: float = 0.0
-    """Weight of what DS leaves out, ‖x − US(DS(x))‖². With 1 the whole penalty is the paper's, ψ(US(Λ), x)."""
+    detail: float = 1.0
+    """Weight of what DS leaves out, ‖x − US(DS(x))‖². With 1 the whole penalty is the paper's, ψ(US(Λ), x).
+
+    Without it the stage after learns on smooth features and meets rough ones in the whole network: 82.5 % in place of
+    84.5 % (results/resnet20).
+    """
     shrink: float = 1.0
     """Factor on an adjoint that crosses an interface: the signal is old when it is used (Zhuang et al., FDG)."""
     beta_final: float | None = None
