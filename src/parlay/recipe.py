@@ -77,6 +77,7 @@ class Recipe:
     store_dtype: str = option("float32", "type of what is kept", ("float32", "bfloat16", "float16"))
     precision: str = option("auto", "of forward and backward; auto: bfloat16 on GPUs", ("auto", "float32", "bfloat16"))
     capture: str = option("auto", "record steps as CUDA graphs where possible", ("auto", "off"))
+    compile: str = option("auto", "compile recorded steps; auto: from 20,000 steps on", ("auto", "on", "off"))
     checkpoint_every: int = option(1, "epochs between checkpoints; 0: only at the end and when interrupted", form="E")
     synthetic_shape: str = option("3,32,32", "channels, height, width of the synthetic images", form="C,H,W")
     synthetic_classes: int = option(10, "classes of the synthetic set", form="N")

@@ -87,6 +87,7 @@ def train(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result
         device=recipe.device,
         precision=recipe.precision,
         capture=recipe.capture == "auto",
+        compile=None if recipe.compile == "auto" else recipe.compile == "on",
         prepare=partial(normalise, mean=setup.facts.mean, std=setup.facts.std),
         augment=CropAndFlip() if augment else None,
         reconstruct=vae,

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+CONVERTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers whose weights autocast takes in the low precision
 
 
 class Stage:
-    """The blocks of one stage. It knows nothing of its neighbours."""
+    """The blocks of one stage. It knows nothing of its neighbours.
+
+    In mixed precision its convolutions and linear layers work on copies of the weights in the low precision. All copies
+    are made by one kernel, as are their gradients on the way back; autocast makes them one by one. The numbers are
+    the same.
+    """
 
     def __init__(
         self, module: nn.Sequential, make_optimizer: MakeOptimizer, device: torch.device, autocast: torch.dtype | None
@@ -24,36 +32,54 @@ class Stage:
         self.parameters = dict(module.named_parameters())
         trained = [w for w in self.parameters.values() if w.requires_grad]
         self.optimizer = make_optimizer(trained) if trained else None
+        self._copies = self._low_precision() if autocast and device.type == "cuda" else {}
+        self._quick: nn.Module | None = None
         for group in self._groups():
             group["initial_lr"] = group["lr"]
             if device.type == "cuda" and group.get("fused"):  # a tensor can be changed under a recorded step
                 group["lr"] = torch.tensor(float(group["lr"]), device=device)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def speed_up(self, module: nn.Module) -> None:
+        """From now on `forward(quick=True)` goes through this module: the same blocks, under the same names."""
+        self._quick = module
+
+    def forward(self, x: Tensor, quick: bool = False) -> Tensor:
+        """`quick`: through the compiled blocks, where there are any; the batch is one that they are made for."""
         x = x.to(self.device, non_blocking=True)
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if x.is_leaf and x.requires_grad:  # a state, and the first block may work in place
             x = x.clone()
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            return self.module(x)  # type: ignore[no-any-return]
+            module: nn.Module = self._quick if quick and self._quick is not None else self.module
+            if not (self._copies and torch.is_grad_enabled()):
+                return module(x)  # type: ignore[no-any-return]
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._copies.values()), [self.parameters[name] for name in self._copies])
+            return functional_call(module, self._copies, (x,))  # type: ignore[no-any-return]
 
     def gradients(self) -> list[Tensor]:
+        self._collect()
         return [w.grad for w in self.parameters.values() if w.grad is not None]
 
-    def set_rate(self, rate: float) -> None:
+    def set_rate(self, rate: Tensor) -> None:
         """The learning rate of the next steps, as a share of the initial one."""
         for group in self._groups():
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(group["initial_lr"] * rate)
+                group["lr"].copy_(group["initial_lr"] * rate)
             else:
-                group["lr"] = group["initial_lr"] * rate
+                group["lr"] = group["initial_lr"] * float(rate)
 
     def apply(self) -> None:
         """One step of the optimiser."""
         if self.optimizer is not None:
+            self._collect()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
+
+    def forget_gradients(self) -> None:
+        for weight in (*self.parameters.values(), *self._copies.values()):
+            weight.grad = None
 
     @property
     def learning_rate(self) -> float | None:
@@ -83,6 +109,31 @@ class Stage:
             found = {key[len(prefix) :]: value for key, value in kept.items() if key.startswith(prefix)}
             if found:
                 self.optimizer.state[weight] = {key: self._placed(value, weight) for key, value in found.items()}
+
+    def _low_precision(self) -> dict[str, Tensor]:
+        """Copies of the weights that autocast would convert; not of those that several layers share."""
+        layers = {f"{name}." if name else "": layer for name, layer in self.module.named_modules()}
+        converted = {
+            f"{prefix}{name}": weight
+            for prefix, layer in layers.items()
+            if type(layer) in CONVERTED
+            for name, weight in layer.named_parameters(recurse=False)
+        }
+        uses = Counter(id(weight) for _, weight in self.module.named_parameters(remove_duplicate=False))
+        weights = {name: weight for name, weight in converted.items() if uses[id(weight)] == 1}
+        return {name: w.detach().to(self.autocast).requires_grad_(w.requires_grad) for name, w in weights.items()}
+
+    def _collect(self) -> None:
+        """The gradients of the copies become those of the weights."""
+        found = {name: copy.grad for name, copy in self._copies.items() if copy.grad is not None}
+        if not found:
+            return
+        weights = [self.parameters[name] for name in found]
+        gradients = [torch.empty_like(weight) for weight in weights]
+        torch._foreach_copy_(gradients, list(found.values()))
+        for name, weight, gradient in zip(found, weights, gradients, strict=True):
+            weight.grad = gradient
+            self._copies[name].grad = None
 
     def _groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups if self.optimizer else []

@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
 
 Inputs = dict[str, Tensor]
-Step = Callable[[Inputs], Tensor]
-WARM = 3  # steps before the recording: lazily made buffers (momentum, workspaces) must exist by then
+WARM = 3  # steps before the recording: lazily made buffers (momentum, workspaces) and compiled code must exist by then
+
+
+class Step(Protocol):
+    def __call__(self, inputs: Inputs, quick: bool = False) -> Tensor:
+        """`quick`: the shapes are those of all full batches, so code that is made for them pays."""
+        ...
 
 
 @final
 class Graphed:
-    """A step as a graph. The first calls run as they are, and count; a call of other shapes always does."""
+    """A step as a graph. The first calls run as they are, and count; a call of other shapes always does.
 
-    def __init__(self, step: Step, device: torch.device) -> None:
-        self.step = step
+    So does every call of a step that cannot be recorded: `forget` clears what the attempt has left, `say` tells why.
+    """
+
+    def __init__(
+        self, step: Step, device: torch.device, forget: Callable[[], None], say: Callable[[str], None]
+    ) -> None:
+        self.step, self.forget, self.say = step, forget, say
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: Inputs = {}
         self.output: Tensor | None = None
         self.calls = 0
+        self.impossible = False
 
-    def __call__(self, inputs: Inputs) -> Tensor:
+    def __call__(self, inputs: Inputs, quick: bool = True) -> Tensor:
         """The step's output, a tensor of its own."""
         if self.inputs and any(self.inputs[name].shape != value.shape for name, value in inputs.items()):
             return self.step(inputs)
         self.calls += 1
-        if self.calls <= WARM:
-            return self._aside(inputs)
-        if self.graph is None:
-            self._record(inputs)
+        if self.calls <= WARM or self.impossible:
+            return self._aside(inputs, quick)
+        if self.graph is None and not self._record(quick):
+            return self._aside(inputs, quick)
         for name, value in inputs.items():
             self.inputs[name].copy_(value, non_blocking=True)
         assert self.graph is not None
@@ -41,18 +53,37 @@ class Graphed:
         self.graph.replay()
         return self.output.clone()
 
-    def _aside(self, inputs: Inputs) -> Tensor:
+    def _aside(self, inputs: Inputs, quick: bool) -> Tensor:
         """As recording asks for it: on the stream that will record."""
         self.inputs = self.inputs or {name: value.clone() for name, value in inputs.items()}
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            output = self.step(inputs)
+        with torch.cuda.stream(self.stream), _fastest_convolutions():
+            output = self.step(inputs, quick)
         torch.cuda.current_stream().wait_stream(self.stream)
         return output
 
-    def _record(self, inputs: Inputs) -> None:
-        self.inputs = {name: value.clone() for name, value in inputs.items()}
+    def _record(self, quick: bool) -> bool:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
-            self.output = self.step(self.inputs)
+        try:
+            with torch.cuda.graph(graph, stream=self.stream), _fastest_convolutions():
+                self.output = self.step(self.inputs, quick)
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            self.say(f"steps are not recorded as CUDA graphs: {reason}")
+            self.impossible = True
+            self.forget()
+            return False
         self.graph = graph
+        return True
+
+
+@contextmanager
+def _fastest_convolutions() -> Iterator[None]:
+    """Shapes stay the same here: trying all algorithms once pays. Not where equal results are asked for."""
+    flags = torch.backends.cudnn
+    before = flags.benchmark
+    flags.benchmark = before or not flags.deterministic
+    try:
+        yield
+    finally:
+        flags.benchmark = before

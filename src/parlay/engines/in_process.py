@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from torch import Tensor
 from parlay.coupling import Coupling, Pair
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine, Totals
+from parlay.engines.compiled import CompiledBlocks, compiled
 from parlay.engines.graphs import Graphed, Inputs
+from parlay.engines.lanes import Lanes
 from parlay.errors import Diverged
 from parlay.evaluate import Loss, evaluate, in_float32, unchanged_buffers
 from parlay.interface import Interface
@@ -24,6 +26,21 @@ from parlay.stage import Stage
 
 NOTHING = torch.empty(0)
 LOOK_EVERY = 32  # steps between two looks at the losses on a GPU, which wait for it; on the CPU every step is looked at
+
+
+class Joint(NamedTuple):
+    """What a step asks of an interface, as it is or compiled: a dozen small kernels each become one or two."""
+
+    gather: Callable[[Tensor], Pair]
+    local_loss: Callable[[Tensor, Pair, Tensor], Tensor]
+    update: Callable[..., Tensor]
+
+    @classmethod
+    def of(cls, interface: Interface) -> Joint:
+        return cls(interface.gather, interface.local_loss, interface.update)
+
+    def compiled(self) -> Joint:
+        return Joint(compiled(self.gather), compiled(self.local_loss), compiled(self.update))
 
 
 @final
@@ -41,7 +58,13 @@ class InProcess(Engine):
         *,
         clip: float | None = None,
         capture: bool = False,
+        compile: bool = False,
+        say: Callable[[str], None] = print,
     ) -> None:
+        """`capture`: record steps as CUDA graphs, the stages side by side in them; `say` tells where that fails.
+
+        `compile`: recorded steps go through compiled blocks and interfaces.
+        """
         self.model = model
         self.stages = stages
         self.interfaces = interfaces
@@ -53,11 +76,21 @@ class InProcess(Engine):
         self._seen: list[tuple[Batch, Tensor, int]] = []
         self._on_cpu = all(stage.device.type == "cpu" for stage in stages)
         self._captured = capture
+        self._unproven = compile
+        self._say = say
         self._seeds: list[int] = []
         self._following: Tensor | None = None
         device = stages[0].device
-        self._parallel = Graphed(self._parallel_step, device) if capture else self._parallel_step
-        self._serial = Graphed(self._serial_step, device) if capture else self._serial_step
+        self._lanes = Lanes(len(stages), device if capture else None)
+        self._joints = [Joint.of(interface) for interface in interfaces]
+        self._quick_joints = [joint.compiled() for joint in self._joints] if compile else self._joints
+        if compile:
+            for stage in stages:
+                stage.speed_up(CompiledBlocks(stage.module))
+        self._parallel, self._serial = self._parallel_step, self._serial_step
+        if capture:
+            self._parallel = Graphed(self._parallel_step, device, self._forget, say)
+            self._serial = Graphed(self._serial_step, device, self._forget, say)
 
     def parallel_step(self, batch: Batch) -> None:
         inputs = {"ids": batch.ids, "beta": torch.tensor(batch.beta)}
@@ -71,13 +104,15 @@ class InProcess(Engine):
 
     def serial_step(self, batch: Batch) -> None:
         changes = self.feed.draw(len(batch.ids), batch.generator())
+        self._following = None
         self._step(self._serial, batch, {"ids": batch.ids, **changes}, losses=1)
 
     def _step(self, step: Callable[[Inputs], Tensor], batch: Batch, inputs: Inputs, losses: int) -> None:
         self.model.train()
         self._begin(batch)
-        for stage in self.stages:
-            stage.set_rate(batch.rate)
+        inputs["rate"] = torch.tensor(batch.rate, dtype=torch.float64)
+        if self._unproven:
+            self._prove_compiled(batch)
         if self._captured:  # a recorded step finds its inputs on the device
             inputs = {name: value.to(self.stages[0].device, non_blocking=True) for name, value in inputs.items()}
         row = step(inputs)
@@ -85,46 +120,82 @@ class InProcess(Engine):
         if len(self._seen) >= (1 if self._on_cpu else LOOK_EVERY):
             self.drain()
 
+    def _prove_compiled(self, batch: Batch) -> None:
+        """One pass there and back that changes nothing; where the compiler fails, the blocks stay as they are."""
+        self._unproven = False
+        try:
+            with unchanged_buffers(self.model):
+                x, targets = self.feed.batch(batch.ids)
+                for stage in self.stages:
+                    x = stage.forward(x, quick=True)
+                self.loss(in_float32(x), targets).backward()  # type: ignore[no-untyped-call]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler may fail in any way
+            reason = str(error).strip().partition("\n")[0]
+            self._say(f"blocks are not compiled: {reason}")
+            self._quick_joints = self._joints
+            for stage in self.stages:
+                stage.speed_up(stage.module)
+        self._forget()
+
     def _begin(self, batch: Batch) -> None:
         """Random numbers inside the network depend on the step and the stage alone."""
         self._seeds = [batch.random(k) for k in range(len(self.stages))]
         torch.manual_seed(self._seeds[0])
 
-    def _forward(self, k: int, x: Tensor) -> Tensor:
+    def _forward(self, k: int, x: Tensor, quick: bool = False) -> Tensor:
         if not self._captured:  # a recorded step has one stream of random numbers, seeded before it
             torch.manual_seed(self._seeds[k])
-        return self.stages[k].forward(x)
+        return self.stages[k].forward(x, quick)
 
-    def _parallel_step(self, inputs: Inputs) -> Tensor:
-        ids, beta = inputs["ids"], inputs["beta"]
-        turns = [inputs.get(f"turn-{k}") for k in range(len(self.stages))]
-        pairs = [interface.gather(ids) for interface in self.interfaces]
-        if self._following is not None:  # on its way while this batch is computed
-            for interface in self.interfaces:
-                interface.prefetch(self._following)
-
-        # 1. every stage at once: its state through its blocks, its own loss, its own gradient
-        losses, outputs, adjoints = [], [], []
-        for k in range(len(self.stages)):
-            x, loss, p = self._local_gradient(k, ids, turns[k], pairs, beta)
-            losses.append(loss)
-            outputs.append(x)
-            adjoints.append(p)
-        if self._on_cpu and not all(math.isfinite(float(loss)) for loss in losses):
-            return _row(losses)  # before any update; `drain` names the stage
+    def _forget(self) -> None:
+        """Of a step that could not be recorded nothing may stay behind."""
         for stage in self.stages:
-            self._clip(stage.gradients())
-            stage.apply()
+            stage.forget_gradients()
 
-        # 2. every interface: new states and multipliers
-        violations = [
-            interface.update(ids, pairs[k], outputs[k], turns[k], adjoints[k + 1], turns[k + 1], beta)
-            for k, interface in enumerate(self.interfaces)
-        ]
+    def _parallel_step(self, inputs: Inputs, quick: bool = False) -> Tensor:
+        """One step of every stage, each in its lane; what crosses from one lane to another waits for it."""
+        ids, beta = inputs["ids"], inputs["beta"]
+        count, lanes, joints = len(self.stages), self._lanes, self._quick_joints if quick else self._joints
+        turns = [inputs.get(f"turn-{k}") for k in range(count)]
+        with lanes.side_by_side():
+            pairs = []
+            for k, joint in enumerate(joints):
+                with lanes.lane(k + 1):
+                    pairs.append(joint.gather(ids))
+                lanes.after(k, k + 1)
+            if self._following is not None:  # on its way while this batch is computed
+                for interface in self.interfaces:
+                    interface.prefetch(self._following)
+
+            # 1. every stage at once: its state through its blocks, its own loss, its own gradient
+            losses, outputs, adjoints = [], [], []
+            for k in range(count):
+                with lanes.lane(k):
+                    x, loss, p = self._local_gradient(k, ids, turns[k], pairs, beta, quick)
+                losses.append(loss)
+                outputs.append(x)
+                adjoints.append(p)
+            if self._on_cpu and not all(math.isfinite(float(loss)) for loss in losses):
+                return _row(losses)  # before any update; `drain` names the stage
+            for k, stage in enumerate(self.stages):
+                with lanes.lane(k):
+                    self._clip(stage.gradients())
+                    stage.set_rate(inputs["rate"])
+                    stage.apply()
+
+            # 2. every interface: new states and multipliers
+            violations = []
+            for k, joint in enumerate(joints):
+                lanes.after(k + 1, k)
+                with lanes.lane(k + 1):
+                    args = ids, pairs[k], outputs[k], turns[k], adjoints[k + 1], turns[k + 1], beta
+                    violations.append(joint.update(*args))
         return _row(losses, violations)
 
     def _local_gradient(
-        self, k: int, ids: Tensor, turn: Tensor | None, pairs: list[Pair], beta: Tensor
+        self, k: int, ids: Tensor, turn: Tensor | None, pairs: list[Pair], beta: Tensor, quick: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Stage k on its own problem: its output, its loss, and the adjoint of its state; the ends lack one of them."""
         if turn is not None:
@@ -136,24 +207,28 @@ class InProcess(Engine):
         state = NOTHING
         if not first:
             state = pairs[k - 1].of(turn).state.detach().requires_grad_()
-            inputs = self.interfaces[k - 1].up(state)
-        x = self._forward(k, inputs)
-        joined = None if last else self.interfaces[k]
-        loss = joined.local_loss(x, pairs[k].of(turn), beta) if joined else self.loss(in_float32(x), targets)
+            # in the precision that the stage before puts out: a residual stream in float32 would be twice as many bytes
+            inputs = self.interfaces[k - 1].up(state.to(self.stages[k].autocast or state.dtype))
+        x = self._forward(k, inputs, quick)
+        if last:
+            loss = self.loss(in_float32(x), targets)
+        else:
+            loss = (self._quick_joints if quick else self._joints)[k].local_loss(x, pairs[k].of(turn), beta)
         if loss.requires_grad:  # not where a first stage has nothing to train
             loss.backward()  # type: ignore[no-untyped-call]
         p = state.grad * len(ids) if state.grad is not None else NOTHING  # the loss is a mean, the adjoint per sample
         return NOTHING if last else x.detach(), loss.detach(), p
 
-    def _serial_step(self, inputs: Inputs) -> Tensor:
+    def _serial_step(self, inputs: Inputs, quick: bool = False) -> Tensor:
         x, targets = self.feed.batch(inputs["ids"], inputs)
         for k in range(len(self.stages)):
-            x = self._forward(k, x)
+            x = self._forward(k, x, quick)
         loss = self.loss(in_float32(x), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         if not self._on_cpu or math.isfinite(float(loss.detach())):
             self._clip([g for stage in self.stages for g in stage.gradients()])
             for stage in self.stages:
+                stage.set_rate(inputs["rate"])
                 stage.apply()
         return loss.detach().reshape(1)
 
