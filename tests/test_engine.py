@@ -11,6 +11,7 @@ import problems
 from parlay import AugmentedLagrangian, Coupling, Penalty
 from parlay.engines.base import Totals
 from parlay.engines.graphs import Graphed
+from parlay.engines.in_process import InProcess
 from parlay.errors import Diverged
 from parlay.evaluate import unchanged_buffers
 from problems import batch, engine, images, never, recorded, relative, trainer
@@ -334,3 +335,29 @@ def test_recorded_steps_train_as_those_that_are_not(
     moved = relative(plain, problems.weights(problems.without_norm()))
     assert moved > 0.05
     assert relative(graphed, plain) < (1e-3 if precision == "float32" else 0.1) * moved
+
+
+@pytest.mark.parametrize("ahead", [pytest.param(True, marks=cuda)])
+@methods
+def test_recorded_steps_train_as_others_where_the_host_is_far_ahead_of_the_gpu(
+    method: Coupling, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(capture: bool, wait: bool) -> Tensor:
+        model = problems.without_norm()
+        options = {"method": method, "device": "cuda", "precision": "float32", "capture": capture}
+        fused = {"optimizer": lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9, fused=True)}
+        take = InProcess.parallel_step
+
+        def late(self: InProcess, batch: object) -> None:
+            torch.cuda._sleep(20_000_000)  # some 10 ms, in which the host goes on
+            take(self, batch)
+
+        with monkeypatch.context() as patched:
+            if wait:
+                patched.setattr(InProcess, "parallel_step", late)
+            fit(model, images(61), epochs=4, **options, **fused)
+        return problems.weights(model)
+
+    with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
+        plain = trained(capture=False, wait=False)
+        assert relative(trained(capture=True, wait=ahead), plain) < 1e-4

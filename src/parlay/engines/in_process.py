@@ -114,7 +114,9 @@ class InProcess(Engine):
         if self._unproven:
             self._prove_compiled(batch)
         if self._captured:  # a recorded step finds its inputs on the device
-            inputs = {name: value.to(self.stages[0].device, non_blocking=True) for name, value in inputs.items()}
+            # Through pinned memory, which PyTorch keeps until it is read: the host may be many steps ahead by then.
+            device = self.stages[0].device
+            inputs = {name: value.pin_memory().to(device, non_blocking=True) for name, value in inputs.items()}
         row = step(inputs)
         self._seen.append((batch, row, losses))
         if len(self._seen) >= (1 if self._on_cpu else LOOK_EVERY):
