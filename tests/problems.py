@@ -155,7 +155,7 @@ def engine(
 ) -> InProcess:
     """An engine as the trainer makes it, without a run around it; with a `Recorder` unless an optimiser is given."""
     made = trainer(cut, method, **{"schedule": "parallel", "optimizer": Recorder, **options})
-    return made._engine(made._feed(data, None), folder)
+    return made.engine(made._feed(data, None), folder)
 
 
 def trainer(cut: Partition, method: parlay.Coupling | None = None, **options: Any) -> parlay.Trainer:

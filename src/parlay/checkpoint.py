@@ -32,6 +32,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from parlay.errors import InputError
+from parlay.launch import heartbeat
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -40,6 +41,9 @@ CHUNK = 16 * 2**20  # bytes written and hashed at a time: parts mapped from a fi
 NEW, OLD, GONE = ".new-", ".old-", ".gone-"
 STEP_NAME = re.compile(r"\d{10,}")
 PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+Entries = dict[str, dict[str, Any]]
+"""Of a manifest: size and digest of every part, by its name."""
 
 # The names that the safetensors format has for data types.
 SAFETENSORS = {
@@ -71,6 +75,26 @@ class Checkpoint:
             raise InputError(f"the checkpoint {self.path} has no part {name!r}: write one of {', '.join(self.parts)}")
         return load_file(_part_file(self.path, name))
 
+    def content(self) -> Mapping[str, dict[str, Tensor]]:
+        """All parts by name, each read when it is asked for: a process takes what it needs."""
+        return _Content(self)
+
+
+class _Content(Mapping[str, dict[str, Tensor]]):
+    def __init__(self, found: Checkpoint) -> None:
+        self._found = found
+
+    def __getitem__(self, name: str) -> dict[str, Tensor]:
+        if name not in self._found.parts:
+            raise KeyError(name)
+        return self._found.part(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found.parts)
+
+    def __len__(self) -> int:
+        return len(self._found.parts)
+
 
 def save(
     root: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any], keep: int = 2
@@ -81,21 +105,54 @@ def save(
     `step` remain. Those of later steps go too: the run went back behind them, because they were damaged or because it
     started anew, and a resumed run would take them for its own.
     """
-    _check_request(step, parts, keep)
-    root.mkdir(parents=True, exist_ok=True)
-    _tidy(root)
-    name = f"{step:010d}"
-    new, final_path = root / f"{NEW}{name}", root / name
+    _check_step(step, keep)
+    _check_parts(parts)
     try:
-        with _naming_a_full_disk(final_path, sum(map(_part_bytes, parts.values()))):
-            new.mkdir()
-            _write_folder(new, step, parts, meta)
-            _put_in_place(new, final_path, root / f"{OLD}{name}")
+        begin(root, step, size(parts))
+        return finish(root, step, write_parts(root, step, parts), meta, keep)
     except BaseException:
-        _tidy(root)
+        give_up(root)
         raise
+
+
+def begin(root: Path, step: int, needed: int = 0) -> None:
+    """The first of three steps of a save, by one process; then each writes its parts, then the first finishes it.
+
+    `needed` bytes are what the message about a full disk says.
+    """
+    _check_step(step, 1)
+    with _naming_a_full_disk(root / _name(step), needed):
+        root.mkdir(parents=True, exist_ok=True)
+        _tidy(root)
+        _new(root, step).mkdir()
+
+
+def write_parts(root: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]]) -> Entries:
+    """The second: parts, by as many processes as there are. What it gives goes into the manifest."""
+    _check_parts(parts)
+    entries = {}
+    with _naming_a_full_disk(root / _name(step), size(parts)):
+        for name, tensors in parts.items():
+            digest, count = _write_file(_part_file(_new(root, step), name), _safetensors(tensors))
+            entries[name] = {"bytes": count, "sha256": digest}
+    return entries
+
+
+def finish(root: Path, step: int, entries: Entries, meta: Mapping[str, Any], keep: int = 2) -> Path:
+    """The third: the manifest of all parts makes them a checkpoint, which is put in its place."""
+    _check_step(step, keep)
+    final_path = root / _name(step)
+    with _naming_a_full_disk(final_path, sum(entry["bytes"] for entry in entries.values())):
+        _write_manifest(_new(root, step), step, entries, meta)
+        _put_in_place(_new(root, step), final_path, root / f"{OLD}{_name(step)}")
     _prune(root, step, keep)
     return final_path
+
+
+def give_up(root: Path) -> None:
+    """Clear away what a save that failed has left."""
+    if root.is_dir():
+        _tidy(root)
 
 
 def newest(root: Path, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -184,9 +241,20 @@ class FolderLock:
 # Writing
 
 
-def _check_request(step: int, parts: Mapping[str, Mapping[str, Tensor]], keep: int) -> None:
+def _name(step: int) -> str:
+    return f"{step:010d}"
+
+
+def _new(root: Path, step: int) -> Path:
+    return root / f"{NEW}{_name(step)}"
+
+
+def _check_step(step: int, keep: int) -> None:
     if step < 0 or keep < 1:
         raise InputError(f"no checkpoint of step {step} with {keep} to keep: write a step from 0 and keep from 1 on")
+
+
+def _check_parts(parts: Mapping[str, Mapping[str, Tensor]]) -> None:
     for name, tensors in parts.items():
         if not PART_NAME.fullmatch(name):
             raise InputError(f"no checkpoint part {name!r}: write letters, digits, '-', '_' and '.'")
@@ -195,11 +263,7 @@ def _check_request(step: int, parts: Mapping[str, Mapping[str, Tensor]], keep: i
                 raise InputError(f"{key} of part {name} is {tensor.dtype}, which a checkpoint cannot hold: convert it")
 
 
-def _write_folder(folder: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any]) -> None:
-    entries = {}
-    for name, tensors in parts.items():
-        digest, count = _write_file(_part_file(folder, name), _safetensors(tensors))
-        entries[name] = {"bytes": count, "sha256": digest}
+def _write_manifest(folder: Path, step: int, entries: Entries, meta: Mapping[str, Any]) -> None:
     body = {"format": FORMAT, "step": step, "parts": entries, "meta": meta}
     # Through JSON and back, so that the digest is taken of what a reader will see.
     body = json.loads(json.dumps(body))
@@ -223,6 +287,7 @@ def _write_file(path: Path, chunks: "Iterator[memoryview] | list[bytes]") -> tup
     digest, count = hashlib.sha256(), 0
     with path.open("wb") as file:
         for chunk in chunks:
+            heartbeat.beat()
             file.write(chunk)
             digest.update(chunk)
             count += len(chunk)
@@ -253,14 +318,16 @@ def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
 
 
 def _chunks(tensor: Tensor) -> Iterator[memoryview]:
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-    content = flat.numpy().data
-    for start in range(0, len(content), CHUNK):
-        yield content[start : start + CHUNK]
+    """Some rows at a time: a store on a GPU, or of channels-last samples, is copied on the way, and may be large."""
+    rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
+    row = rows.element_size() * max(rows[:1].numel(), 1)
+    for part in torch.split(rows, max(CHUNK // row, 1)):
+        yield part.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _part_bytes(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+def size(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
+    """Bytes that these parts take."""
+    return sum(tensor.numel() * tensor.element_size() for part in parts.values() for tensor in part.values())
 
 
 def _part_file(folder: Path, name: str) -> Path:

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from parlay import __version__
-from parlay.errors import InputError
+from parlay import __version__, faults
+from parlay.errors import InputError, StageLost
+from parlay.launch import places, worker
 from parlay.recipe import DATASETS, Recipe, flag, make_recipe, nearest, read_recipe
+
+if TYPE_CHECKING:
+    from parlay.progress import Progress
+    from parlay.training import Result
 
 FINISHED, FAILED, WRONG = 0, 1, 2
 EXIT_CODES = {"finished": FINISHED, "interrupted": FAILED, "diverged": FAILED, "failed": FAILED}
@@ -30,58 +36,133 @@ def main(words: Sequence[str] | None = None) -> int:
         given, unknown = parser.parse_known_args(words)
         if unknown:
             _refuse(parser, given, unknown[0])
+        given.line = shlex.join(["parlay", *words])
         return int(given.run(given))
     except InputError as error:
-        return _say_no(str(error), WRONG)
+        return _say_no(str(error), WRONG, error)
     except KeyboardInterrupt:
         return _say_no("interrupted", FAILED)
     except MemoryError as error:
-        return _say_no(f"out of memory ({error}): write --store file, --downsample 2 or a smaller --batch-size", FAILED)
+        line = f"out of memory ({error}): write --store file, --downsample 2 or a smaller --batch-size"
+        return _say_no(line, FAILED, error)
+    except (_OutOfMemory, StageLost) as error:
+        return _say_no(str(error), FAILED, error)
     except BrokenPipeError:
         return FAILED
     except Exception as error:  # the last resort: a line for the user, the rest for whoever asks for it
         if os.environ.get("PARLAY_DEBUG") == "1":
             traceback.print_exc()
         what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        return _say_no(f"{what} (PARLAY_DEBUG=1 shows where)", FAILED)
+        return _say_no(f"{what} (PARLAY_DEBUG=1 shows where)", FAILED, error)
+
+
+class _OutOfMemory(Exception):
+    """With what would take less."""
 
 
 def _train(given: argparse.Namespace) -> int:
     out = Path(given.out) if given.out else None
     base = _recipe_keys(given, out)
     recipe = make_recipe(base, _given_keys(given))
+    if places.is_worker() and (recipe.engine == "distributed" or (recipe.engine == "auto" and places.world_size() > 1)):
+        return _train_rank(given, replace(recipe, engine="distributed"))
     out = Path(recipe.out) if recipe.out else _new_folder(recipe)
     if not given.resume and (out / "records.jsonl").exists():
         raise InputError(f"{out} holds a run already: write --resume to go on with it, or another --out")
-    from parlay import progress, report, run
-    from parlay.records import dumps
+    if recipe.engine == "distributed":
+        return _launch(given, recipe, out)
+    _refuse_launching(given)
+    faults.arm(_stages(recipe))
+    from parlay.progress import for_terminal
 
+    result = _fit(recipe, out, given.resume, for_terminal())
+    return _end(result.summary, out, given.json)
+
+
+def _train_rank(given: argparse.Namespace, recipe: Recipe) -> int:
+    """One process of several; all of them come here with the same words."""
+    stages = _stages(recipe)
+    places.check_world(stages, recipe.replicas)
+    worker.begin(stages * recipe.replicas)
+    faults.arm(stages)
+    if recipe.out is None:
+        raise InputError("several processes need to know their run folder: write --out DIR")
+    out, first, resume = Path(recipe.out), places.rank() == 0, given.resume or places.restarted()
+    if first and not resume and (out / "records.jsonl").exists():
+        raise InputError(f"{out} holds a run already: write --resume to go on with it, or another --out")
+    from parlay.progress import Silent, for_terminal
+
+    result = _fit(recipe, out, resume, for_terminal() if first else Silent())
+    worker.leave(worker.Word(EXIT_CODES[result.status], result.status))
+    if first and not worker.supervised():
+        return _end(result.summary, out, given.json)
+    return EXIT_CODES[result.status]
+
+
+def _launch(given: argparse.Namespace, recipe: Recipe, out: Path) -> int:
+    """A process for every stage of the run, and this one to watch over them."""
+    from parlay.launch import command
+    from parlay.launch.supervisor import Launch
+
+    port = given.port if given.port is not None else places.whole_number("MASTER_PORT", 0) or None
+    if port is not None and not 0 < port < 1 << 16:
+        raise InputError(f"port is {port}: write a number from 1 to {(1 << 16) - 1}, or none for a free one")
+    summary = command.train(Launch(recipe, out, given.resume, port, given.max_restarts))
+    return _end(summary, out, given.json)
+
+
+def _refuse_launching(given: argparse.Namespace) -> None:
+    for name, value in (("max-restarts", given.max_restarts), ("port", given.port)):
+        if value:
+            raise InputError(f"--{name} is for several processes: leave it out, or write --engine distributed")
+
+
+def _stages(recipe: Recipe) -> int:
+    """Serial training is not cut."""
+    return 1 if recipe.method == "serial" else recipe.stages
+
+
+def _fit(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result:
+    from parlay import run
+    from parlay.memory import keep_freed_memory
+
+    keep_freed_memory()
     try:
-        result = run.train(recipe, out, given.resume, progress.for_terminal())
+        return run.train(recipe, out, resume, progress)
     except RuntimeError as error:
         # CUDA's has a class of its own, the CPU's only its text
         if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
             raise
         smaller = max(recipe.batch_size // 2, 1)
-        return _say_no(f"out of memory: write --batch-size {smaller}, --store host or --downsample 2", FAILED)
-    if result.records:
+        line = f"out of memory: write --batch-size {smaller}, --store host or --downsample 2"
+        raise _OutOfMemory(line) from error
+
+
+def _end(summary: dict[str, Any], out: Path, json: bool) -> int:
+    """The report, and the result on standard output or the line that tells it."""
+    from parlay import report
+    from parlay.records import dumps
+
+    if summary["epochs"]:
         report.write([out], out / "report.html", out.name)
-    if given.json:
-        print(dumps(result.summary, indent=2))
-    else:
-        _tell(result, out)
-    return EXIT_CODES[result.status]
+    if json:
+        print(dumps(summary, indent=2))
+    if summary["status"] == "failed":
+        return _say_no(summary["message"], FAILED)
+    if not json:
+        _tell(summary, out)
+    return EXIT_CODES[summary["status"]]
 
 
-def _tell(result: Any, out: Path) -> None:
-    summary = result.summary
+def _tell(summary: dict[str, Any], out: Path) -> None:
+    status = summary["status"]
     score = f"test accuracy {summary['test_accuracy']:.2f} %" if summary["test_accuracy"] is not None else ""
     if not score and summary["test_loss"] is not None:
         score = f"test loss {summary['test_loss']:.4f}"
-    told = [result.status, score, result.message, f"run folder {out}"]
-    if result.status == "interrupted":
+    told = [status, score, summary["message"], f"run folder {out}"]
+    if status == "interrupted":
         told.append(f"go on with: parlay train --resume --out {out}")
-    print("; ".join(part for part in told if part), file=sys.stdout if result.status == "finished" else sys.stderr)
+    print("; ".join(part for part in told if part), file=sys.stdout if status == "finished" else sys.stderr)
 
 
 def _plan(given: argparse.Namespace) -> int:
@@ -101,10 +182,44 @@ def _plan(given: argparse.Namespace) -> int:
         print(f"  stage {k}: blocks {bounds[k]:>3} to {bounds[k + 1] - 1:>3}  {ms:8.2f} ms a step  takes {shape}")
     where = f"kept on: {forecast['store']}" if forecast["fits"] else forecast["problem"]
     print(f"states and multipliers: {forecast['auxiliary_gib']:.2f} GiB, {where}")
+    how = "projected from the stage times, no communication"
+    if "link_gib_per_second" in forecast:
+        crossing = sum(forecast["exchange_bytes"]) / (1 << 20)
+        how = f"stages measured side by side, {crossing:.1f} MiB a step at {forecast['link_gib_per_second']:.1f} GiB/s"
     print(
-        f"speed-up on {forecast['stages']} devices (projected from the stage times, no communication): "
+        f"speed-up on {forecast['stages']} devices ({how}): "
         f"{forecast['speedup_parallel_epoch']:.2f} in a parallel epoch, {forecast['speedup']:.2f} over the schedule"
     )
+    return FINISHED
+
+
+def _bench(given: argparse.Namespace) -> int:
+    from parlay import bench
+
+    recipe = make_recipe({**bench.DEFAULTS, **_recipe_keys(given, None)}, _given_keys(given))
+    for word, value in (("rounds", given.rounds), ("steps", given.steps)):
+        if value < 1:
+            raise InputError(f"{word} is {value}: write a number of at least 1")
+    file = Path(given.file) if given.file else None
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        raise InputError(f"cannot write {file}: write --out with a file in a folder that exists")
+    from rich.console import Console
+
+    from parlay.bench import core, table
+    from parlay.records import dumps, environment, write_json
+
+    console, load = Console(stderr=True, highlight=False), os.getloadavg()[0]
+    with console.status("") as status:
+        recipe, rows = bench.run(recipe, given.rounds, given.steps, status.update)
+    measured = {"rounds": given.rounds, "steps": given.steps, "cuts": recipe.partition, "spread": "quartiles"}
+    about = {**environment([recipe.device] * recipe.stages), "processor": bench.processor(), "load_before": load}
+    found = core.as_json(rows, about, given.line, **measured)
+    if file is not None:
+        write_json(file, found)
+    if given.json:
+        print(dumps(found, indent=2))
+    else:
+        table.show(rows, Console(highlight=False, width=None if sys.stdout.isatty() else 140))
     return FINISHED
 
 
@@ -227,6 +342,32 @@ def _parser() -> _Parser:
         sub.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
         if name == "train":
             sub.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of --out")
+            sub.add_argument(
+                "--max-restarts",
+                type=_whole_number,
+                default=0,
+                metavar="N",
+                help="begin so often again from the last checkpoint when a stage is lost (distributed; default: 0)",
+            )
+            sub.add_argument(
+                "--port",
+                type=_whole_number,
+                metavar="P",
+                help="where the processes meet (distributed; default: a free one)",
+            )
+    sub = command("bench", _bench, "time per step of serial, layer-parallel, pipeline and data-parallel training")
+    sub.add_argument("--recipe", metavar="FILE", help="TOML file with the same keys; flags win")
+    for key in fields(Recipe):
+        if key.name != "out":
+            _add_flag(sub, key)
+    sub.add_argument(
+        "--rounds", type=_whole_number, default=5, metavar="N", help="times that every system is timed (default: 5)"
+    )
+    sub.add_argument(
+        "--steps", type=_whole_number, default=5, metavar="N", help="steps of one timing, after a warm-up (default: 5)"
+    )
+    sub.add_argument("--out", dest="file", metavar="FILE", help="file for the JSON object")
+    sub.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
     sub = command("report", _report, "run folders to one HTML page and a table")
     sub.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     sub.add_argument("-o", "--output", metavar="FILE", help="the page; report.html beside a single run by default")
@@ -278,10 +419,17 @@ def _refuse(parser: argparse.ArgumentParser, given: argparse.Namespace, word: st
     raise InputError(f"'{word}' stands alone: give it to a flag, as in --dataset {word}")
 
 
-def _say_no(line: str, code: int) -> int:
-    print("parlay: " + " ".join(line.split()), file=sys.stderr)
+def _say_no(line: str, code: int, error: BaseException | None = None) -> int:
+    line = " ".join(line.split())
+    if places.is_worker():
+        worker.leave(worker.Word(code, error=line, lost=worker.is_of_another(error)))
+    else:
+        print(f"parlay: {line}", file=sys.stderr)
     return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if places.is_worker():
+        worker.end(code)
+    sys.exit(code)

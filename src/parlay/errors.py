@@ -1,4 +1,4 @@
-"""What a user got wrong, and what became of a run: the two ways in which Parlay says no."""
+"""What a user got wrong, and what became of a run: the ways in which Parlay says no."""
 
 
 class InputError(ValueError):
@@ -7,3 +7,7 @@ class InputError(ValueError):
 
 class Diverged(RuntimeError):
     """A loss was not finite. The message names the stage and the step; the command line exits with 1."""
+
+
+class StageLost(RuntimeError):
+    """Another stage does not answer any more. The message names it; whoever raises this is not to blame."""

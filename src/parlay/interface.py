@@ -6,6 +6,8 @@ In: sample ids, the outputs of the stage before, the adjoints of the stage after
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import final
 
 import torch
 from torch import Tensor
@@ -15,24 +17,105 @@ from parlay.coupling.base import penalty
 from parlay.filters import Filter
 from parlay.stores import Store
 
+Pool = Callable[[Tensor], Tensor]
 FOLLOW = 0.1  # of the running mean square: it follows a change of the features within some ten steps
 
 
+@final
+class Cut:
+    """What the stages on both sides of a cut know of it: filter, coupling, and the size of the features there.
+
+    Where each side is a process of its own, each keeps one; both follow the same outputs, and so they agree.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], reduce: Filter, coupling: Coupling, device: torch.device, pool: Pool | None = None
+    ) -> None:
+        self.shape = shape
+        self.filter = reduce
+        self.small = reduce.shape(shape)
+        self.coupling = coupling
+        self.device = device
+        self.pool = pool
+        """Sums over all replicas of a stage, where a batch is divided among several."""
+        self.elements = math.prod(self.small)
+        self.mean_square = torch.zeros((), device=device)
+        """s²: running, of one element of the features."""
+
+    def down(self, x: Tensor) -> Tensor:
+        return self.filter.down(x.float())
+
+    def up(self, state: Tensor) -> Tensor:
+        return self.filter.up(state, self.shape)
+
+    def local_loss(self, x: Tensor, pair: Pair, beta: Tensor, small: Tensor | None = None) -> Tensor:
+        """The local loss of the stage before, on the device of its output x; `small` is DS(x) where it is known."""
+        there = x.device
+        b = self.stiffness(beta.to(self.device)).to(there)
+        multiplier = pair.multiplier.to(there) if pair.multiplier is not None else None
+        small = self.down(x) if small is None else small
+        loss = self.coupling.local_loss(small, Pair(pair.state.to(there), multiplier), b)
+        if self.coupling.detail == 0 or self.small == self.shape:
+            return loss
+        share = self.elements / math.prod(self.shape)  # b is for the small tensor: per element it is the same for x
+        return loss + self.coupling.detail * penalty(x.float(), self.up(small), b * share)
+
+    def stiffness(self, beta: Tensor) -> Tensor:
+        return self.coupling.stiffness(beta, self.elements, self.mean_square)
+
+    def observe(self, state: Tensor, x: Tensor) -> Tensor:
+        """Follow the outputs x, small already. Gives the violation ‖λ − x‖ / ‖x‖ of the states."""
+        if self.pool is None:
+            if len(x) == 0:
+                return torch.zeros((), device=self.device)
+            size: Tensor = x.norm()  # a norm reads its tensor once and writes none, unlike the mean of a square
+            violation: Tensor = (state - x).norm() / size.clamp_min(1e-6 * math.sqrt(x.numel()))
+            self._follow(size.square() / x.numel())
+            return violation
+        sums = self.pool(torch.stack([(state - x).square().sum(), x.square().sum(), x.new_tensor(float(x.numel()))]))
+        if sums[2] == 0:
+            return torch.zeros((), device=self.device)
+        self._follow(sums[1] / sums[2])
+        return (sums[0] / sums[1].clamp_min(1e-12 * sums[2])).sqrt()
+
+    def follow(self, x: Tensor) -> None:
+        """The same without states: for the side that has none."""
+        if self.pool is None:
+            if len(x):
+                self._follow(x.norm().square() / x.numel())
+            return
+        sums = self.pool(torch.stack([x.square().sum(), x.new_tensor(float(x.numel()))]))
+        if sums[1] > 0:
+            self._follow(sums[0] / sums[1])
+
+    def _follow(self, now: Tensor) -> None:
+        """The running mean square; its first value is taken whole. In place, for a recorded step."""
+        s2 = self.mean_square
+        s2.copy_(torch.where(s2 == 0, now, torch.lerp(s2, now, FOLLOW)))
+
+
+@final
 class Interface:
     """The cut between stage k-1 and stage k. It lives on the device of stage k."""
 
     def __init__(
-        self, shape: tuple[int, ...], reduce: Filter, coupling: Coupling, states: Store, multipliers: Store | None
+        self,
+        shape: tuple[int, ...],
+        reduce: Filter,
+        coupling: Coupling,
+        states: Store,
+        multipliers: Store | None,
+        pool: Pool | None = None,
     ) -> None:
+        self.cut = Cut(shape, reduce, coupling, states.device, pool)
         self.shape = shape
         self.filter = reduce
         self.coupling = coupling
         self.states = states
         self.multipliers = multipliers
         self.device = states.device
-        self.elements = math.prod(states.shape)
-        self.mean_square = torch.zeros((), device=self.device)
-        """s²: running, of one element of the features."""
+        self.elements = self.cut.elements
+        self.mean_square = self.cut.mean_square
         self.filled = False
 
     @property
@@ -45,26 +128,20 @@ class Interface:
             self.multipliers.prefetch(ids)
 
     def gather(self, ids: Tensor) -> Pair:
-        multiplier = self.multipliers.gather(ids).float() if self.multipliers else None
-        return Pair(self.states.gather(ids).float(), multiplier)
+        return self.kept(ids).float()
+
+    def kept(self, ids: Tensor) -> Pair:
+        """As they are stored."""
+        return Pair(self.states.gather(ids), self.multipliers.gather(ids) if self.multipliers else None)
 
     def down(self, x: Tensor) -> Tensor:
-        return self.filter.down(x.float())
+        return self.cut.down(x)
 
     def up(self, state: Tensor) -> Tensor:
-        return self.filter.up(state, self.shape)
+        return self.cut.up(state)
 
     def local_loss(self, x: Tensor, pair: Pair, beta: Tensor) -> Tensor:
-        """The local loss of the stage before, on the device of its output x."""
-        there = x.device
-        b = self._stiffness(beta.to(self.device)).to(there)
-        multiplier = pair.multiplier.to(there) if pair.multiplier is not None else None
-        small = self.down(x)
-        loss = self.coupling.local_loss(small, Pair(pair.state.to(there), multiplier), b)
-        if self.coupling.detail == 0 or self.states.shape == self.shape:
-            return loss
-        share = self.elements / math.prod(self.shape)  # b is for the small tensor: per element it is the same for x
-        return loss + self.coupling.detail * penalty(x.float(), self.up(small), b * share)
+        return self.cut.local_loss(x, pair, beta)
 
     @torch.no_grad()
     def update(
@@ -74,13 +151,20 @@ class Interface:
 
         Gives the violation ‖λ − x‖ / ‖x‖ that the step has seen.
         """
-        seen, violation = pair.of(before), torch.zeros((), device=self.device)
-        if len(seen.state):
+        if before is None or len(before):
             x = self.down(x.to(self.device))
-            violation = _relative(seen.state, x)
-            self._follow(x)
-        b, s2 = self._stiffness(beta.to(self.device)), self.mean_square
-        p = self.coupling.shrink * p
+        return self.renew(ids, pair, x, before, p, after, beta)
+
+    @torch.no_grad()
+    def renew(
+        self, ids: Tensor, pair: Pair, x: Tensor, before: Tensor | None, p: Tensor, after: Tensor | None, beta: Tensor
+    ) -> Tensor:
+        """`update` with outputs that are small already."""
+        seen = pair.of(before)
+        violation = self.cut.observe(seen.state, x)
+        b, s2 = self.cut.stiffness(beta.to(self.device)), self.mean_square
+        if self.coupling.shrink != 1:
+            p = self.coupling.shrink * p
         if before is None or after is None:
             self._scatter(ids, self.coupling.update(pair, x, p, b, s2))
             return violation
@@ -96,8 +180,7 @@ class Interface:
 
         Gives the violation of the states that stood there before: how far the network has moved away from them.
         """
-        violation = _relative(self.states.gather(ids).float(), x)
-        self._follow(x)
+        violation = self.cut.observe(self.states.gather(ids).float(), x)
         self._scatter(ids, self.coupling.start(x))
         return violation
 
@@ -129,15 +212,3 @@ class Interface:
         self.states.scatter(ids, pair.state)
         if self.multipliers and pair.multiplier is not None:
             self.multipliers.scatter(ids, pair.multiplier)
-
-    def _stiffness(self, beta: Tensor) -> Tensor:
-        return self.coupling.stiffness(beta, self.elements, self.mean_square)
-
-    def _follow(self, x: Tensor) -> None:
-        """The running mean square; its first value is taken whole. In place, for a recorded step."""
-        s2, now = self.mean_square, x.square().mean()
-        s2.copy_(torch.where(s2 == 0, now, torch.lerp(s2, now, FOLLOW)))
-
-
-def _relative(state: Tensor, x: Tensor) -> Tensor:
-    return ((state - x).square().mean() / x.square().mean().clamp_min(1e-12)).sqrt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import nn
 
 from parlay import stores
+from parlay.bench import forecast
+from parlay.bench.cpu import one_core
 from parlay.errors import InputError
 from parlay.filters import downsample
 from parlay.partitioning import block_costs
@@ -22,10 +25,12 @@ GIB = 1 << 30
 
 def plan(recipe: Recipe) -> dict[str, Any]:
     """The forecast of a recipe. No data is read: shapes and sizes of the named sets are known."""
-    setup = set_up(recipe)
+    beside = _side_by_side(recipe)
+    with one_core() if beside else nullcontext():
+        setup = set_up(recipe)
     recipe = setup.recipe
-    stage_ms = [1000 * seconds for seconds in _stage_seconds(setup)]
-    ratio = sum(stage_ms) / max(stage_ms)
+    times = _measured(setup) if beside else _projected(setup)
+    ratio = times["speedup_parallel_epoch"]
     phases = Schedule.parse(recipe.schedule).phases(recipe.epochs)
     needed = auxiliary_bytes(setup) if PARALLEL in phases else 0
     return {
@@ -40,8 +45,7 @@ def plan(recipe: Recipe) -> dict[str, Any]:
         **_place(recipe, needed),
         "device": str(spread(recipe.device, 1)[0]),
         "batch_size": recipe.batch_size,
-        "stage_ms": stage_ms,
-        "speedup_parallel_epoch": ratio,
+        **times,
         "phases": phases,
         "speedup": hybrid_speedup(ratio, phases),
     }
@@ -64,11 +68,45 @@ def hybrid_speedup(ratio: float, phases: str) -> float:
     return len(phases) / (parallel / ratio + len(phases) - parallel)
 
 
+def _side_by_side(recipe: Recipe) -> bool:
+    """Will stages be processes on CPU cores? Then they can be measured as they will run."""
+    return recipe.engine == "distributed" and recipe.method != "serial" and spread(recipe.device, 1)[0].type == "cpu"
+
+
+def _projected(setup: Setup) -> dict[str, Any]:
+    """From the stages, measured one after the other: no communication, no devices that slow each other down."""
+    stage_ms = [1000 * seconds for seconds in _stage_seconds(setup)]
+    serial_ms = sum(stage_ms)
+    return {
+        "measured": "one by one",
+        "serial_ms": serial_ms,
+        "stage_ms": stage_ms,
+        "exchange_bytes": forecast.exchanged(setup),
+        "step_ms": max(stage_ms),
+        "speedup_parallel_epoch": serial_ms / max(stage_ms),
+    }
+
+
+def _measured(setup: Setup) -> dict[str, Any]:
+    """From the stages side by side, a core each, and the speed of a link between two processes."""
+    found, crossing = forecast.measure(setup), forecast.exchanged(setup)
+    step_ms = forecast.step_ms(found, crossing)
+    return {
+        "measured": "side by side",
+        "serial_ms": found.serial_ms,
+        "stage_ms": found.stage_ms,
+        "exchange_bytes": crossing,
+        "link_gib_per_second": found.bytes_per_second / GIB,
+        "step_ms": step_ms,
+        "speedup_parallel_epoch": found.serial_ms / step_ms,
+    }
+
+
 def _stage_seconds(setup: Setup) -> list[float]:
     """Measured forward and backward of every stage alone, at the recipe's batch size."""
     device = spread(setup.recipe.device, 1)[0]
     example = torch.randn(setup.recipe.batch_size, *setup.facts.shape, device=device)
-    return block_costs(nn.Sequential(*setup.partition.stages), example)
+    return block_costs(nn.Sequential(*setup.partition.stages), example.contiguous(memory_format=torch.channels_last))
 
 
 def _place(recipe: Recipe, needed: int) -> dict[str, Any]:

@@ -48,7 +48,20 @@ class Recipe:
     lr: float = option(0.1, "initial learning rate of the weights", form="LR")
     seed: int = option(0, "seed of weights, order and augmentation", form="N")
     device: str = option("auto", "where to train; cuda spreads the stages over all GPUs", ("auto", "cpu", "cuda"))
-    engine: str = option("auto", "one process for all stages", ("auto", "in-process"))
+    engine: str = option(
+        "auto",
+        "one process for all stages, or one for each; auto: one for each where torchrun has started them",
+        ("auto", "in-process", "distributed"),
+    )
+    replicas: int = option(1, "processes of each stage, which share its batches (distributed)", form="R")
+    serial_phase: str = option(
+        "auto",
+        "how the processes do a serial epoch (distributed): one after the other, as in a single process, or as a "
+        "pipeline of micro-batches, over each of which batch norm then runs; auto: pipeline, with replicas sequential",
+        ("auto", "pipeline", "sequential"),
+    )
+    micro_batches: int = option(0, "parts of a batch in that pipeline; 0: about as many as stages", form="M")
+    timeline: int = option(0, "steps at the start of each epoch that go into timeline.json (distributed)", form="N")
     out: str | None = option(None, "run folder; a new one under runs/ where none is given", form="DIR")
 
     beta: float | None = option(None, "weight of the penalty; the method's own default where none is given", form="B")
@@ -87,10 +100,11 @@ class Recipe:
         for key in fields(self):
             _check(key.name, getattr(self, key.name), str(key.type), key.metadata["choices"])
         Schedule.parse(self.schedule)
-        for name in ("epochs", "batch_size", "synthetic_classes", "synthetic_samples"):  # stages: once blocks are known
+        at_least_one = ("epochs", "batch_size", "synthetic_classes", "synthetic_samples", "replicas")
+        for name in at_least_one:  # stages: once blocks are known
             if getattr(self, name) < 1:
                 raise InputError(f"{flag(name)} is {getattr(self, name)}: write a number of at least 1")
-        for name in ("momentum", "weight_decay", "warmup", "checkpoint_every", "seed"):
+        for name in ("momentum", "weight_decay", "warmup", "checkpoint_every", "seed", "micro_batches", "timeline"):
             if getattr(self, name) < 0:
                 raise InputError(f"{flag(name)} is {getattr(self, name)}: write a number of at least 0")
         if self.seed >= 1 << 63:
@@ -101,6 +115,13 @@ class Recipe:
                 raise InputError(f"{flag(name)} is {value}: write a number greater than 0")
         if self.augment not in ("auto", "none", "random") and not self.augment.isdecimal():
             raise InputError(f"augment is '{self.augment}': write auto, none, random or a number of copies per image")
+        if self.engine == "in-process" and (self.replicas > 1 or self.serial_phase == "pipeline"):
+            wrong = "replicas" if self.replicas > 1 else "serial-phase pipeline"
+            raise InputError(f"{wrong} needs a process for each: write --engine distributed, or leave it out")
+        if self.replicas > 1 and self.serial_phase == "pipeline":
+            raise InputError(
+                "a pipeline takes no replicas, whose shares of a batch differ: write serial-phase sequential"
+            )
         self.shape()
         if self.partition not in ("even", "cost"):
             self.cuts()

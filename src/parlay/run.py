@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from parlay import data, models
 from parlay.coupling import AugmentedLagrangian, Coupling, Penalty
 from parlay.data import CropAndFlip, expand, normalise
+from parlay.engines.world import World, started
 from parlay.errors import InputError
 from parlay.models.resnet_vae import Reconstruction, ReconstructionAndKL
 from parlay.partitioning import Partition, partition
@@ -41,14 +43,25 @@ def set_up(recipe: Recipe) -> Setup:
     """The model, built from the seed and then cut, so that every K starts from the same weights."""
     recipe = _resolve_serial(recipe)
     facts = data.facts(recipe.dataset, _synthetic(recipe))
-    device = spread(recipe.device, 1)[0]
+    device = _device(recipe)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = models.build(recipe.model, facts.shape, facts.classes)
         example = torch.randn(min(recipe.batch_size, 128), *facts.shape)
-    cut = partition(model.to(device), recipe.stages, example.to(device), recipe.cuts())
+    # channels last, as stages train: a cut by cost is then a cut by the costs that they will have
+    model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    example = example.to(device).contiguous(memory_format=torch.channels_last)
+    cut = partition(model, recipe.stages, example, recipe.cuts())
     coupling = make_coupling(recipe)
     return Setup(_resolve(recipe, cut, coupling), facts, cut, coupling)
+
+
+def _device(recipe: Recipe) -> torch.device:
+    """Where the model is built and measured: of several processes, each on its own GPU."""
+    device = spread(recipe.device, 1)[0]
+    if device.type == "cpu" or not started():
+        return device
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
 def make_coupling(recipe: Recipe) -> Coupling | None:
@@ -63,15 +76,34 @@ def make_coupling(recipe: Recipe) -> Coupling | None:
 
 def train(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result:
     """Train as the recipe says, into the run folder `out`."""
-    setup = set_up(recipe)
+    setup = set_up(_measured_once(recipe))
     recipe = setup.recipe
     loaded = data.load(recipe.dataset, recipe.data_dir, _synthetic(recipe))
-    augment = setup.facts.augment if recipe.augment == "auto" else recipe.augment == "random"
     train_set = loaded.train
     if recipe.augment.isdecimal():
         train_set = expand(train_set, int(recipe.augment), recipe.seed)
+    return make_trainer(setup, out, progress).fit(train_set, loaded.test, recipe.epochs, resume)
+
+
+def _measured_once(recipe: Recipe) -> Recipe:
+    """Each of several processes would measure other costs, and cut elsewhere: one measures for all."""
+    apart = recipe.engine == "distributed" or (recipe.engine == "auto" and started())
+    if recipe.partition != "cost" or recipe.stages == 1 or not apart:
+        return recipe
+    world = World(recipe.stages, recipe.replicas)
+    world.open(world.device(recipe.device))
+    try:
+        return replace(recipe, partition=world.led(lambda: set_up(recipe).recipe.partition))
+    finally:
+        world.close()
+
+
+def make_trainer(setup: Setup, out: Path | None, progress: Progress) -> Trainer:
+    """The trainer that the recipe stands for. It has seen no data yet."""
+    recipe = setup.recipe
+    augment = setup.facts.augment if recipe.augment == "auto" else recipe.augment == "random"
     vae = models.is_vae(recipe.model)
-    trainer = Trainer(
+    return Trainer(
         setup.partition,
         ReconstructionAndKL() if vae else nn.CrossEntropyLoss(),
         setup.coupling,
@@ -88,6 +120,11 @@ def train(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result
         precision=recipe.precision,
         capture=recipe.capture == "auto",
         compile=None if recipe.compile == "auto" else recipe.compile == "on",
+        engine=recipe.engine,
+        replicas=recipe.replicas,
+        serial_phase=recipe.serial_phase,
+        micro_batches=recipe.micro_batches,
+        timeline=recipe.timeline,
         prepare=partial(normalise, mean=setup.facts.mean, std=setup.facts.std),
         augment=CropAndFlip() if augment else None,
         reconstruct=vae,
@@ -98,7 +135,6 @@ def train(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result
         about={key: getattr(recipe, key) for key in ("method", "model", "dataset", "optimizer")},
         recipe=recipe.toml(),
     )
-    return trainer.fit(train_set, loaded.test, recipe.epochs, resume)
 
 
 def _resolve_serial(recipe: Recipe) -> Recipe:

@@ -62,11 +62,11 @@ class Stage:
         self._collect()
         return [w.grad for w in self.parameters.values() if w.grad is not None]
 
-    def set_rate(self, rate: Tensor) -> None:
+    def set_rate(self, rate: Tensor | float) -> None:
         """The learning rate of the next steps, as a share of the initial one."""
         for group in self._groups():
             if isinstance(group["lr"], Tensor):
-                group["lr"].copy_(group["initial_lr"] * rate)
+                group["lr"].copy_(torch.as_tensor(group["initial_lr"] * rate))
             else:
                 group["lr"] = group["initial_lr"] * float(rate)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +20,16 @@ from parlay.checkpoint import FolderLock
 from parlay.coupling import AugmentedLagrangian, Coupling
 from parlay.data import Augmentation, as_split
 from parlay.data.feed import Feed, Prepare
+from parlay.engines.base import Engine
 from parlay.engines.in_process import InProcess
+from parlay.engines.shares import owned
+from parlay.engines.world import World, started
 from parlay.errors import InputError
 from parlay.filters import downsample as make_filter
-from parlay.interface import Interface
+from parlay.interface import Cut, Interface, Pool
 from parlay.interrupt import Interrupt
 from parlay.partitioning import Partition
-from parlay.progress import Progress, for_terminal
+from parlay.progress import Progress, Silent, for_terminal
 from parlay.rates import Rate
 from parlay.schedule import Schedule
 from parlay.stage import MakeOptimizer, Stage
@@ -62,6 +66,11 @@ class Trainer:
         precision: str = "auto",
         capture: bool = True,
         compile: bool | None = None,
+        engine: str = "auto",
+        replicas: int = 1,
+        serial_phase: str = "auto",
+        micro_batches: int = 0,
+        timeline: int = 0,
         prepare: Prepare | None = None,
         augment: Augmentation | None = None,
         reconstruct: bool = False,
@@ -77,8 +86,10 @@ class Trainer:
         `optimizer` makes a stage's optimiser of its weights. `prepare` and `augment` stand between the data and the
         network; the latter works in serial phases. `reconstruct`: the target of a sample is the sample itself.
         `capture`: record steps as CUDA graphs where possible. `compile`: compile what is recorded; None: where it pays.
-        `out` is the run folder, None for none; `about` goes into its summary, and `recipe` is the text of its
-        `recipe.toml`.
+        `engine`: "distributed" trains one stage in this process and leaves the others to those that torchrun has
+        started beside it; "auto" does so where there are some. `replicas`, `serial_phase`, `micro_batches` and
+        `timeline` are for that engine. `out` is the run folder, None for none; `about` goes into its summary, and
+        `recipe` is the text of its `recipe.toml`.
         """
         if not isinstance(stages, Partition):
             raise InputError(f"stages is a {type(stages).__name__}: write parlay.partition(model, K, example=inputs)")
@@ -100,6 +111,14 @@ class Trainer:
         self.store_dtype = store_dtype
         self.batch_size = batch_size
         self.seed = seed
+        self.world = _world(engine, len(stages), replicas)
+        if self.world is not None:
+            if not isinstance(device, str):
+                raise InputError("each process has a device of its own: write device='auto', 'cpu' or 'cuda'")
+            device = [self.world.device(device)] * len(stages)
+        self.serial_phase = serial_phase
+        self.micro_batches = micro_batches
+        self.timeline = timeline
         self.devices = spread(device, len(stages))
         self.autocast = _autocast(precision, self.devices)
         self.capture = capture
@@ -110,7 +129,8 @@ class Trainer:
         self.test_loss = test_loss or loss
         self.out = Path(out) if out is not None else None
         self.checkpoint_every = checkpoint_every
-        self.progress = progress or for_terminal()
+        leads = self.world is None or self.world.leads
+        self.progress = (progress or for_terminal()) if leads else Silent()
         self.about = dict(about or {})
         self.recipe = recipe
 
@@ -123,17 +143,38 @@ class Trainer:
         feed = self._feed(train, self.augment)
         judge = self._feed(test, None) if test is not None else None
         # the random numbers of a step are seeded by its number; the caller's own stream is left as it was
-        with self._folder() as folder, torch.random.fork_rng(devices=_gpus(self.devices)), Interrupt() as interrupt:
-            engine = self._engine(feed, folder, epochs * -(-len(feed) // self.batch_size))
+        with (
+            self._joined(),
+            self._folder() as folder,
+            torch.random.fork_rng(devices=_gpus(self.devices)),
+            Interrupt() as interrupt,
+        ):
+            engine = self.engine(feed, folder, epochs * -(-len(feed) // self.batch_size))
             try:
                 return Run(self, engine, feed, judge, epochs, interrupt).go(resume)
             finally:
                 engine.close()
                 self.progress.end()
 
+    @contextmanager
+    def _joined(self) -> Iterator[None]:
+        """Among the other processes, where there are some."""
+        if self.world is None:
+            yield
+            return
+        try:
+            self.world.open(self.devices[0])
+            yield
+        finally:
+            self.world.close()
+
     def _feed(self, data: Any, augment: Augmentation | None) -> Feed:
         feed = Feed(as_split(data), self.prepare, augment, self.reconstruct)
-        return feed.placed(self.devices[0], self.devices[-1])
+        if self.world is None:
+            return feed.placed(self.devices[0], self.devices[-1])
+        first, last = self.world.stage == 0, self.world.stage == self.world.stages - 1
+        host, own = torch.device("cpu"), self.devices[self.world.stage]
+        return feed.placed(own if first else host, own if last else host)
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
@@ -145,11 +186,23 @@ class Trainer:
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
             return
-        with FolderLock(self.out):
+        if self.world is None:
+            with FolderLock(self.out):
+                yield self.out
+            return
+        with _shared_folder(self.out, self.world):
             yield self.out
 
-    def _engine(self, feed: Feed, folder: Path, steps: int = 0) -> InProcess:
-        """For a run of so many steps."""
+    def engine(self, feed: Feed, folder: Path, steps: int = 0) -> Engine:
+        """What runs the steps, without a run around it; `folder` is for stores that lie in files.
+
+        `steps` is how many there will be: code is compiled for many.
+        """
+        if self.world is not None:
+            return self._distributed(self.world, feed, folder)
+        return self._in_process(feed, folder, steps)
+
+    def _in_process(self, feed: Feed, folder: Path, steps: int) -> InProcess:
         cut = zip(self.partition.stages, self.devices, strict=True)
         stages = [Stage(module, self.optimizer, device, self.autocast) for module, device in cut]
         interfaces = self._interfaces(feed, folder)
@@ -169,23 +222,68 @@ class Trainer:
             say=self.progress.line,
         )
 
+    def _distributed(self, world: World, feed: Feed, folder: Path) -> Engine:
+        from parlay.engines.distributed import Distributed  # not where everything is in this process
+
+        world.open(self.devices[0])
+        modules, k, needed = self.partition.stages, world.stage, 0
+        pool = world.pooled if world.replicas > 1 else None
+        own: list[Interface] = []
+        behind = None
+        if self.schedule.kind != "serial" and len(modules) > 1:
+            needed = self._store_bytes(len(feed), range(1, len(modules)))
+            samples = owned(len(feed), world.replica, world.replicas)
+            here = range(k, k + 1) if k > 0 else range(0)
+
+            def make() -> None:  # a store that does not fit on one host is refused on all
+                kind = stores.place(self.store, self._store_bytes(samples, here), self.devices[k], folder)
+                own.extend(self._interface(j, samples, kind, folder, pool) for j in here)
+
+            world.gathered(make)
+            if k + 1 < len(modules):
+                behind = Cut(self.partition.shapes[k], make_filter(self.downsample), self.method, self.devices[k], pool)
+        for module in (modules[j] for j in range(len(modules)) if j != k):
+            module.to("cpu")  # the other stages' weights are needed again when the model is put together
+        return Distributed(
+            self.partition.model,
+            modules,
+            world,
+            Stage(modules[k], self.optimizer, self.devices[k], self.autocast),
+            own[0] if own else None,
+            behind,
+            self.method,
+            self.loss,
+            feed,
+            shapes=self.partition.shapes,
+            store_dtype=stores.DTYPES[self.store_dtype],
+            auxiliary_bytes=needed,
+            clip=self.clip,
+            pipelined=self.serial_phase != "sequential" and world.replicas == 1,
+            micro_batches=self.micro_batches,
+            timeline=self.timeline,
+        )
+
     def _interfaces(self, feed: Feed, folder: Path) -> list[Interface]:
         if self.schedule.kind == "serial":  # it keeps no states
             return []
-        reduce, dtype = make_filter(self.downsample), stores.DTYPES[self.store_dtype]
-        shapes = [reduce.shape(shape) for shape in self.partition.shapes]
-        needed = stores.store_bytes(len(feed), shapes, dtype, self.method.keeps_multipliers)
-        kind = stores.place(self.store, needed, self.devices[-1], folder)
+        everyone = range(1, len(self.partition))
+        kind = stores.place(self.store, self._store_bytes(len(feed), everyone), self.devices[-1], folder)
+        return [self._interface(k, len(feed), kind, folder) for k in everyone]
 
-        def store(k: int, what: str) -> stores.Store:
-            path = folder / "stores" / f"{what}-{k}.bin"
-            return stores.make_store(kind, len(feed), shapes[k - 1], dtype, self.devices[k], path)
+    def _store_bytes(self, samples: int, interfaces: range) -> int:
+        shapes = [make_filter(self.downsample).shape(self.partition.shapes[k - 1]) for k in interfaces]
+        return stores.store_bytes(samples, shapes, stores.DTYPES[self.store_dtype], self.method.keeps_multipliers)
 
-        def interface(k: int) -> Interface:
-            multipliers = store(k, "multipliers") if self.method.keeps_multipliers else None
-            return Interface(self.partition.shapes[k - 1], reduce, self.method, store(k, "states"), multipliers)
+    def _interface(self, k: int, samples: int, kind: str, folder: Path, pool: Pool | None = None) -> Interface:
+        shape, reduce = self.partition.shapes[k - 1], make_filter(self.downsample)
+        of = f"-{self.world.replica}" if self.world is not None and self.world.replicas > 1 else ""
 
-        return [interface(k) for k in range(1, len(self.partition))]
+        def store(what: str) -> stores.Store:
+            path, dtype = folder / "stores" / f"{what}-{k}{of}.bin", stores.DTYPES[self.store_dtype]
+            return stores.make_store(kind, samples, reduce.shape(shape), dtype, self.devices[k], path)
+
+        multipliers = store("multipliers") if self.method.keeps_multipliers else None
+        return Interface(shape, reduce, self.method, store("states"), multipliers, pool)
 
     def _why_not_captured(self, stages: list[Stage], interfaces: list[Interface]) -> str:
         if self.devices[0].type != "cuda" or len(set(self.devices)) > 1:
@@ -195,6 +293,46 @@ class Trainer:
         if not all(stage.can_be_recorded for stage in stages):
             return "the optimiser is not a fused one"
         return ""
+
+
+def _world(engine: str, stages: int, replicas: int) -> World | None:
+    """The processes of the distributed engine; None for the engine in this one."""
+    if engine not in ("auto", "in-process", "distributed"):
+        raise InputError(f"unknown engine '{engine}': write auto, in-process or distributed")
+    if engine == "in-process" or (engine == "auto" and not started()):
+        if replicas > 1:
+            raise InputError("replicas need a process for each: write engine distributed, or leave them out")
+        return None
+    return World(stages, replicas)
+
+
+@contextmanager
+def _shared_folder(out: Path, world: World) -> Iterator[None]:
+    """The leader holds the lock; the others must see its folder, because each writes its part of a checkpoint there."""
+    lock = FolderLock(out)
+    world.led(lambda: lock.__enter__() and None)
+    try:
+        mark = world.led(lambda: lock.path.read_text())
+        seen = world.gathered(lambda: _appears(lock.path, mark))
+        if not all(seen):
+            raise InputError(
+                f"{out} is not the same folder on all hosts (process {seen.index(False)} does not see it): "
+                "write --out on a file system that they share"
+            )
+        yield
+    finally:
+        if world.leads:
+            lock.__exit__(None, None, None)
+
+
+def _appears(path: Path, text: str) -> bool:
+    """Is this what the file says? A network file system may show it some seconds late."""
+    until = time.monotonic() + 3
+    while not (path.exists() and path.read_text() == text):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def spread(device: str | Sequence[str | torch.device], stages: int) -> list[torch.device]:

@@ -13,14 +13,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from parlay import checkpoint
+from parlay import checkpoint, faults, timeline
 from parlay.checkpoint import atomic_write
 from parlay.data import batches
 from parlay.data.feed import Feed
-from parlay.engines.base import Batch, Engine, Totals
+from parlay.engines.base import Batch, Engine, Totals, stage_tensors
 from parlay.errors import Diverged, InputError
 from parlay.evaluate import estimate_statistics, unchanged_buffers
 from parlay.interrupt import Interrupt
+from parlay.launch import heartbeat
 from parlay.records import Record, Records, environment, write_json
 from parlay.schedule import PARALLEL, SERIAL
 
@@ -68,7 +69,9 @@ class Run:
         self.interrupt = interrupt
         self.phases = trainer.schedule.phases(epochs)
         self.steps = -(-len(feed) // trainer.batch_size)
-        self.records = Records(trainer.out / "records.jsonl" if trainer.out else None)
+        self.crew = engine.crew
+        """The processes that run this loop. The leader writes into the run folder; of a checkpoint, each its part."""
+        self.records = Records(trainer.out / "records.jsonl" if trainer.out and self.crew.leads else None)
         self.position = Position()
         self.saved: Path | None = None
         """The newest checkpoint."""
@@ -77,17 +80,23 @@ class Run:
     def go(self, resume: bool) -> Result:
         """Whatever can be refused is refused before anything in the run folder is changed."""
         self._refuse_a_lone_sample()
-        if not resume and self.records.path is not None and self.records.path.exists():
-            raise InputError(f"{self.trainer.out} holds a run already: resume it, or give another folder")
+        self.crew.led(lambda: None if resume else self._refuse_a_second_run())
         if not (resume and self._resume()):
-            self.records.restart(0)
-        if self.trainer.out is not None and self.trainer.recipe is not None:
-            atomic_write(self.trainer.out / "recipe.toml", self.trainer.recipe)
+            self._restart_records(0)
+        self.crew.led(self._write_recipe)
         try:
             return self._train()
         except Exception as error:
             self._note_failure(error)
             raise
+
+    def _refuse_a_second_run(self) -> None:
+        if self.records.path is not None and self.records.path.exists():
+            raise InputError(f"{self.trainer.out} holds a run already: resume it, or give another folder")
+
+    def _write_recipe(self) -> None:
+        if self.trainer.out is not None and self.trainer.recipe is not None:
+            atomic_write(self.trainer.out / "recipe.toml", self.trainer.recipe)
 
     def _train(self) -> Result:
         if self.position.epoch == self.epochs:
@@ -106,7 +115,7 @@ class Run:
     def _note_failure(self, error: Exception) -> None:
         """The summary says what happened, as far as a full disk or a lost device still allows."""
         message = " ".join(f"{type(error).__name__}: {error}".split())
-        if self.trainer.out is not None:
+        if self.trainer.out is not None and self.crew.leads:
             with suppress(OSError, RuntimeError):
                 write_json(self.trainer.out / "summary.json", self._summary("failed", message))
 
@@ -121,8 +130,10 @@ class Run:
             now.refresh_seconds += time.perf_counter() - refresh_began
         step = engine.parallel_step if phase == PARALLEL else engine.serial_step
         for batch in self._steps(epoch, now.step):
-            if self.interrupt.requested():
+            if engine.agreed(self.interrupt.requested()):
                 break
+            heartbeat.beat(self._step_number())
+            faults.reach(self._step_number(), engine.here)
             step(batch)
             now.step += 1
             self.trainer.progress.step(f"epoch {epoch + 1} {PHASE_NAMES[phase]}")
@@ -130,8 +141,9 @@ class Run:
         now.seconds = time.perf_counter() - began
         if now.step < self.steps:
             return False
-        self.records.append(self._record(epoch))
-        self.trainer.progress.epoch(self.records.rows[-1], self.epochs)
+        record = self._record(epoch)
+        self.crew.gathered(lambda: self.records.append(record))
+        self.trainer.progress.epoch(record, self.epochs)
         self.position = Position(epoch + 1)
         if self._due(epoch):
             self._save()
@@ -218,7 +230,25 @@ class Run:
             "cuts": list(self.trainer.partition.cuts),
         }
         folder = self.trainer.out / "checkpoints"
-        self.saved = checkpoint.save(folder, self._step_number(), self.engine.parts(with_states), meta)
+        self.saved = self._saved(folder, self._step_number(), self.engine.parts(with_states), meta)
+
+    def _saved(self, root: Path, step: int, parts: dict[str, dict[str, Tensor]], meta: dict[str, Any]) -> Path:
+        """Each process writes its parts; the leader makes a checkpoint of them when all stand."""
+
+        def write() -> checkpoint.Entries:
+            heartbeat.beat()
+            entries = checkpoint.write_parts(root, step, parts)
+            faults.reach(None, self.engine.here, "save")
+            return entries
+
+        try:
+            self.crew.led(lambda: checkpoint.begin(root, step, checkpoint.size(parts)))
+            entries = {name: entry for part in self.crew.gathered(write) for name, entry in part.items()}
+            return self.crew.led(lambda: checkpoint.finish(root, step, entries, meta))
+        except BaseException:
+            if self.crew.leads:
+                checkpoint.give_up(root)
+            raise
 
     def _made_with(self) -> dict[str, Any]:
         """What must be the same for the weights to fit and for the order of the samples to be the same."""
@@ -231,12 +261,14 @@ class Run:
         """Take up the newest checkpoint; False where there is none."""
         assert self.trainer.out is not None
         say = self.trainer.progress.line
-        found = checkpoint.newest(self.trainer.out / "checkpoints", say)
+        root = self.trainer.out / "checkpoints"
+        with heartbeat.blocked():  # a large one takes its time to be verified
+            found = self.crew.led(lambda: checkpoint.newest(root, say))
         if found is None:
             say(f"no checkpoint in {self.trainer.out}: training starts at the beginning")
             return False
-        parts = {name: found.part(name) for name in found.parts}
-        self._check_resumable(found, parts)
+        parts = found.content()
+        self._check_resumable(found, stage_tensors(parts))
         kept = found.meta["position"]
         self.position = Position(**{**kept, "totals": Totals(**kept["totals"])})
         self.began -= found.meta["total_seconds"]
@@ -247,16 +279,25 @@ class Run:
             self.position.totals = Totals()  # of other stages
         elif any(name.startswith("interface-") for name in found.parts) and not self.engine.filled:
             say("the checkpoint's states are of another filter, type or method: they are set anew")
-        self.records.restart(self.position.epoch)
+        self._restart_records(self.position.epoch)
         return True
 
-    def _check_resumable(self, found: checkpoint.Checkpoint, parts: dict[str, dict[str, Tensor]]) -> None:
+    def _restart_records(self, epoch: int) -> None:
+        """The leader has the file; all have its rows."""
+
+        def restart() -> list[Record]:
+            self.records.restart(epoch)
+            return self.records.rows
+
+        self.records.rows = self.crew.led(restart)
+
+    def _check_resumable(self, found: checkpoint.Checkpoint, kept: dict[str, Tensor]) -> None:
         then, now = found.meta["made_with"], self._made_with()
         for name in then:
             if name in now and then[name] != now[name]:
                 write = "the data set of that run" if " " in name else f"--{name} {then[name]}"
                 raise InputError(f"the checkpoint was made with {name} {then[name]}, not {now[name]}: write {write}")
-        shapes = {key: value.shape for part in parts.values() for key, value in part.items()}
+        shapes = {key: value.shape for key, value in kept.items()}
         for name, value in self.engine.model.state_dict().items():
             if shapes.get(f"weights/{name}") != value.shape:
                 raise InputError(f"{found.path} is of another network ({name} differs): give the model of that run")
@@ -271,7 +312,7 @@ class Run:
         try:
             with unchanged_buffers(self.engine.model), torch.no_grad():
                 self.engine.model.train()
-                self.engine.forward(self.feed.batch(torch.zeros(1, dtype=torch.int64))[0])
+                self.engine.probe(self.feed.batch(torch.zeros(1, dtype=torch.int64))[0])
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -299,14 +340,17 @@ class Run:
     def _result(self, status: str, message: str = "") -> Result:
         model: nn.Sequential = self.trainer.partition.model
         model.to(device="cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        summary = self._summary(status, message)
-        if self.trainer.out is not None:
+        self.engine.assemble()
+        summary, spans = self._summary(status, message, self.engine.waits()), self.engine.spans()
+        if self.trainer.out is not None and self.crew.leads:
             if status == "finished":
                 save_model(model, self.trainer.out / "model.safetensors")
             write_json(self.trainer.out / "summary.json", summary)
+            if spans:
+                timeline.write(self.trainer.out / timeline.FILE, spans, self.trainer.out.name)
         return Result(status, model.eval(), self.records.rows, summary, message)
 
-    def _summary(self, status: str, message: str) -> dict[str, Any]:
+    def _summary(self, status: str, message: str, waited: list[float] | None = None) -> dict[str, Any]:
         trainer, rows = self.trainer, self.records.rows
         last: Record = rows[-1] if rows else {}
         violation: list[float] = next((row["violation"] for row in reversed(rows) if row["violation"]), [])
@@ -333,6 +377,8 @@ class Run:
                 "parallel_epoch": _mean_seconds(rows, "parallel"),
             },
             "violation": violation,
+            **self.engine.facts(),
+            "waited_seconds": waited or [],
             "environment": environment([_name(device) for device in trainer.devices]),
             **trainer.about,
         }

@@ -39,7 +39,7 @@ class AugmentedLagrangian(Coupling):
 
     def local_loss(self, x: Tensor, pair: Pair, b: Tensor) -> Tensor:
         state, κ = _both(pair)
-        return penalty(x, state, b) + (κ * x).flatten(1).sum(1).mean()
+        return penalty(x, state, b) + (κ * x).sum() / len(x)
 
     def update(self, pair: Pair, x: Tensor | None, p: Tensor | None, b: Tensor, s2: Tensor) -> Pair:
         state, κ = _both(pair)
@@ -48,6 +48,8 @@ class AugmentedLagrangian(Coupling):
         if self.multiplier == "hestenes":
             # κ ← κ − 2b (λ* − x) with λ* − x = (κ − p) / (2b), eq. (19). The printed factor η/(2β) in place of 2b
             # has the inverse dimension. Multiplier first: full steps then give κ = p and λ = x, at any β.
+            if self.multiplier_step == 1:  # the usual case, as it comes out, without a dozen passes over the tensors
+                return Pair(self.stepped(state, x, b), p)
             κ = torch.lerp(κ, p, self.multiplier_step)
             state = self.stepped(state, self.displaced(x, p - κ, b, s2), b)
         else:

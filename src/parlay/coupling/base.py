@@ -37,6 +37,10 @@ class Pair(NamedTuple):
         turn = turn.to(self.state.device)
         return Pair(self.state[turn], None if self.multiplier is None else self.multiplier[turn])
 
+    def float(self) -> Pair:
+        """In single precision, whatever they are stored in."""
+        return Pair(self.state.float(), None if self.multiplier is None else self.multiplier.float())
+
 
 @dataclass(frozen=True)
 class Coupling(ABC):
@@ -105,7 +109,7 @@ class Coupling(ABC):
     def stepped(self, state: Tensor, minimiser: Tensor, b: Tensor) -> Tensor:
         """λ + α (λ* − λ)."""
         if self.state_rate is None:
-            return torch.lerp(state, minimiser, self.state_step)
+            return minimiser if self.state_step == 1 else torch.lerp(state, minimiser, self.state_step)
         return torch.lerp(state, minimiser, 2 * b * self.state_rate)
 
     def turn(self, ids: Tensor, epoch: int, stage: int) -> Tensor | None:  # noqa: ARG002
@@ -130,4 +134,4 @@ class Coupling(ABC):
 
 def penalty(x: Tensor, state: Tensor, b: Tensor) -> Tensor:
     """b ‖λ − x‖², mean over the samples."""
-    return b * (x - state).flatten(1).square().sum(1).mean()
+    return b * (x - state).square().sum() / len(x)

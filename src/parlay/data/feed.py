@@ -46,3 +46,9 @@ class Feed:
         if self.reconstruct:
             return inputs, inputs.to(self.split.targets.device)
         return inputs, self.split.targets[ids.to(self.split.targets.device)]
+
+    def targets(self, ids: Tensor, changes: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The targets alone, for a last stage that has no use for the inputs."""
+        if self.reconstruct:
+            return self.batch(ids, changes)[1]
+        return self.split.targets[ids.to(self.split.targets.device)]

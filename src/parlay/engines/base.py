@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from parlay.data import step_seed
+from parlay.engines.crew import Alone, Crew
+from parlay.errors import Diverged
 from parlay.evaluate import Loss
+from parlay.timeline import Span
 
 AUGMENTATION = 1 << 20  # stream of the augmentation's random numbers; the stages' streams are their indices
 
@@ -60,6 +64,42 @@ class Engine(ABC):
 
     totals: Totals
     model: nn.Module
+    crew: Crew = Alone()
+    """The processes that run this engine together, each with a part of the stages."""
+
+    def agreed(self, stop: bool) -> bool:
+        """Asked before every step: does the loop end here? The same answer in all processes, maybe some steps late."""
+        return stop
+
+    def probe(self, x: Tensor) -> Any:
+        """Forward through the whole network in this process alone, before training: does this input pass?"""
+        return self.forward(x)
+
+    @abstractmethod
+    def assemble(self) -> None:
+        """Give `model`, on the CPU by now, the weights of all stages in all processes."""
+
+    @property
+    @abstractmethod
+    def here(self) -> range:
+        """The stages that this process trains."""
+
+    def spans(self) -> list[Span]:
+        """Who did what when, of all processes, as far as it was recorded. All processes call it together."""
+        return []
+
+    @property
+    def waited(self) -> float:
+        """Seconds that this process has waited for others."""
+        return 0.0
+
+    def waits(self) -> list[float]:
+        """The same of all processes, which call it together; empty where there is only one."""
+        return []
+
+    def facts(self) -> dict[str, Any]:
+        """What a run's summary says about its engine."""
+        return {"engine": "in-process", "processes": 1}
 
     @abstractmethod
     def serial_step(self, batch: Batch) -> None:
@@ -93,7 +133,7 @@ class Engine(ABC):
         """Everything that a checkpoint keeps, by part."""
 
     @abstractmethod
-    def load(self, parts: dict[str, dict[str, Tensor]]) -> None:
+    def load(self, parts: Mapping[str, dict[str, Tensor]]) -> None:
         """Take what `parts` of any number of stages gave; states only where they fit."""
 
     @property
@@ -118,3 +158,16 @@ class Engine(ABC):
 
 def _sum(sums: list[float], more: list[float]) -> list[float]:
     return [a + b for a, b in zip(sums, more, strict=True)] if sums else more
+
+
+def raise_if_not_finite(batch: Batch, losses: list[float], stages: int) -> None:
+    for k, loss in enumerate(losses):
+        if not math.isfinite(loss):
+            whose = f"stage {k} of {stages}" if len(losses) == stages else "the network"  # a serial step has one loss
+            ids = ", ".join(map(str, batch.ids[:4].tolist())) + (", ..." if len(batch.ids) > 4 else "")
+            raise Diverged(f"the loss of {whose} is {loss} in epoch {batch.epoch}, step {batch.step} (samples {ids})")
+
+
+def stage_tensors(parts: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """What the stages of any cut have kept, in one dictionary: the names are global."""
+    return {name: value for part in parts if part.startswith("stage-") for name, value in parts[part].items()}

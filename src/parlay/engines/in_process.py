@@ -7,19 +7,19 @@ everywhere else, and for last incomplete batches, the same function runs as it i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from parlay import faults
 from parlay.coupling import Coupling, Pair
 from parlay.data.feed import Feed
-from parlay.engines.base import Batch, Engine, Totals
+from parlay.engines.base import Batch, Engine, Totals, raise_if_not_finite, stage_tensors
 from parlay.engines.compiled import CompiledBlocks, compiled
 from parlay.engines.graphs import Graphed, Inputs
 from parlay.engines.lanes import Lanes
-from parlay.errors import Diverged
 from parlay.evaluate import Loss, evaluate, in_float32, unchanged_buffers
 from parlay.interface import Interface
 from parlay.stage import Stage
@@ -216,6 +216,7 @@ class InProcess(Engine):
             loss = self.loss(in_float32(x), targets)
         else:
             loss = (self._quick_joints if quick else self._joints)[k].local_loss(x, pairs[k].of(turn), beta)
+        loss = faults.spoil(k, loss)
         if loss.requires_grad:  # not where a first stage has nothing to train
             loss.backward()  # type: ignore[no-untyped-call]
         p = state.grad * len(ids) if state.grad is not None else NOTHING  # the loss is a mean, the adjoint per sample
@@ -225,7 +226,7 @@ class InProcess(Engine):
         x, targets = self.feed.batch(inputs["ids"], inputs)
         for k in range(len(self.stages)):
             x = self._forward(k, x, quick)
-        loss = self.loss(in_float32(x), targets)
+        loss = faults.spoil(len(self.stages) - 1, self.loss(in_float32(x), targets))
         loss.backward()  # type: ignore[no-untyped-call]
         if not self._on_cpu or math.isfinite(float(loss.detach())):
             self._clip([g for stage in self.stages for g in stage.gradients()])
@@ -277,7 +278,7 @@ class InProcess(Engine):
         seen, self._seen = self._seen, []
         rows = _host([row for _, row, _ in seen])
         for (batch, _, losses), row in zip(seen, rows, strict=True):
-            _raise_if_not_finite(batch, row[:losses], len(self.stages))
+            raise_if_not_finite(batch, row[:losses], len(self.stages))
             self.totals.add(len(batch.ids), row[:losses], row[losses:])
         return self.totals
 
@@ -287,16 +288,21 @@ class InProcess(Engine):
             parts |= {f"interface-{k}": interface.tensors() for k, interface in enumerate(self.interfaces, 1)}
         return parts
 
-    def load(self, parts: dict[str, dict[str, Tensor]]) -> None:
-        kept = {
-            name: value for part, values in parts.items() if part.startswith("stage-") for name, value in values.items()
-        }
+    def load(self, parts: Mapping[str, dict[str, Tensor]]) -> None:
+        kept = stage_tensors(parts)
         for stage in self.stages:
             stage.load(kept)
         states = [parts.get(f"interface-{k}") for k in range(1, len(self.interfaces) + 1)]
         same_cut = f"interface-{len(self.interfaces) + 1}" not in parts
         for interface, values in zip(self.interfaces, states, strict=True):
             interface.filled = same_cut and values is not None and interface.load(values)
+
+    def assemble(self) -> None:
+        """The model holds them already."""
+
+    @property
+    def here(self) -> range:
+        return range(len(self.stages))
 
     @property
     def filled(self) -> bool:
@@ -331,11 +337,3 @@ def _row(*columns: list[Tensor]) -> Tensor:
 def _host(rows: list[Tensor]) -> list[list[float]]:
     """The rows of several steps, in one copy."""
     return [[float(v) for v in row] for row in torch.stack(rows).tolist()] if rows else []
-
-
-def _raise_if_not_finite(batch: Batch, losses: list[float], stages: int) -> None:
-    for k, loss in enumerate(losses):
-        if not math.isfinite(loss):
-            whose = f"stage {k} of {stages}" if len(losses) == stages else "the network"  # a serial step has one loss
-            ids = ", ".join(map(str, batch.ids[:4].tolist())) + (", ..." if len(batch.ids) > 4 else "")
-            raise Diverged(f"the loss of {whose} is {loss} in epoch {batch.epoch}, step {batch.step} (samples {ids})")

@@ -3,6 +3,7 @@
 load      the files of a run folder, checked          words     numbers as text, the headline
 groups    runs grouped by configuration               figures   charts as inline SVG
 console   the table on standard output                page      the HTML page
+spans     the timeline of a run as bars
 """
 
 from __future__ import annotations

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from parlay import timeline
 from parlay.errors import InputError
+from parlay.timeline import Span
 
 UNFINISHED = "unfinished"  # no summary yet: the run goes on, or was killed before it could write one
 
@@ -58,6 +60,8 @@ class Run:
     environment: Mapping[str, Any]
     test_accuracy: float | None
     test_loss: float | None
+    timeline: tuple[Span, ...] = ()
+    """What every rank did when, where the run has recorded it."""
 
     @property
     def finished(self) -> bool:
@@ -145,6 +149,7 @@ def _assemble(
         environment=_mapping(summary, "environment"),
         test_accuracy=value("test_accuracy", last.test_accuracy if last else None),
         test_loss=value("test_loss", last.test_loss if last else None),
+        timeline=tuple(timeline.read(folder / timeline.FILE)) if (folder / timeline.FILE).is_file() else (),
     )
 
 

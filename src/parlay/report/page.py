@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from parlay.report import figures, words
+from parlay.report import figures, spans, words
 from parlay.report.groups import Group, Task, epoch_rows, rows, run_rows, to_csv
 from parlay.report.load import Run
 
@@ -154,6 +154,8 @@ def _run(group: Group, run: Run, swatch: Markup) -> dict[str, Any]:
         "message": run.message,
         "facts": [(key, value) for key, value in facts if value],
         "recipe": run.recipe_text.strip(),
+        "timeline": spans.timeline(run.timeline, run.name) if run.timeline else None,
+        "doings": spans.legend(run.timeline),
         "csv": Download(f"{run.name}-epochs.csv", to_csv(epoch_rows(run))) if run.epochs else None,
     }
 

@@ -15,7 +15,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Store(ABC):
     """One tensor of `shape` and `dtype` per sample, read and written in batches of ids, delivered on `device`.
 
-    `rows` is the content, (samples, elements of a sample), wherever the kind of store keeps it.
+    `rows` is the content, (samples, elements of a sample), wherever the kind of store keeps it. Feature maps lie there
+    channels last, as the stages put them out and take them: in any other order each look at a state is a conversion.
     """
 
     def __init__(self, rows: Tensor, shape: Sequence[int], device: torch.device) -> None:
@@ -48,7 +49,7 @@ class Store(ABC):
     def tensor(self) -> Tensor:
         """The whole content, (samples, *shape), without a copy and with every scatter done; for checkpoints."""
         self._settle()
-        return self._rows.view(-1, *self.shape)
+        return self._as_samples(self._rows)
 
     def load(self, content: Tensor) -> None:
         """Replace the whole content; another shape or dtype is refused."""
@@ -59,14 +60,23 @@ class Store(ABC):
                 f"in {content.dtype}: start the states anew, or resume with the recipe of the saved run"
             )
         self._settle()
-        self._rows.copy_(content.reshape(self._rows.shape))
+        self._as_samples(self._rows).copy_(content)
 
     def close(self) -> None:
         """Give the memory back. The store is not used again; closing it twice is allowed."""
         self._rows = self._rows.new_empty(0, 0)
 
     def _as_rows(self, values: Tensor) -> Tensor:
-        return values.detach().to(self.device, self.dtype).reshape(len(values), math.prod(self.shape))
+        values = values.detach().to(self.device, self.dtype)
+        if len(self.shape) == 3:
+            values = values.permute(0, 2, 3, 1)
+        return values.reshape(len(values), math.prod(self.shape))
+
+    def _as_samples(self, rows: Tensor) -> Tensor:
+        if len(self.shape) != 3:
+            return rows.view(-1, *self.shape)
+        channels, height, width = self.shape
+        return rows.view(-1, height, width, channels).permute(0, 3, 1, 2)
 
 
 def store_bytes(samples: int, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, multipliers: bool) -> int:

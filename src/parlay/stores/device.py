@@ -18,7 +18,7 @@ class DeviceStore(Store):
 
     def gather(self, ids: Tensor) -> Tensor:
         ids = ids.to(self.device, non_blocking=True)
-        return self._rows.index_select(0, ids).view(-1, *self.shape)
+        return self._as_samples(self._rows.index_select(0, ids))
 
     def scatter(self, ids: Tensor, values: Tensor) -> None:
         ids = ids.to(self.device, non_blocking=True)

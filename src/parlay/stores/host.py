@@ -22,7 +22,7 @@ class HostMemory(Store):
 
     def gather(self, ids: Tensor) -> Tensor:
         rows = self._courier.fetch(ids) if self._courier else self._rows.index_select(0, ids)
-        return rows.view(-1, *self.shape)
+        return self._as_samples(rows)
 
     def scatter(self, ids: Tensor, values: Tensor) -> None:
         rows = self._as_rows(values)

@@ -1,0 +1,99 @@
+"""What `parlay plan` measures on CPU cores: the network on one of them, its stages side by side, and a link.
+
+Stages share caches and memory, and so each is slower beside the others than alone; measured side by side they are as
+slow as they will be in training. What crosses the interfaces is copied by the same cores that compute, so the time of
+a stage's messages adds to its own, however well they overlap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+
+from parlay import stores
+from parlay.bench.gang import Gang, Make, Place, Worker
+from parlay.bench.workers import Alone, Serial
+from parlay.filters import downsample
+from parlay.run import Setup
+
+MESSAGE = 8 << 20  # bytes: the states of ResNet-20 at batch 128
+MESSAGES = 8
+ROUNDS, STEPS = 4, 2
+
+
+@dataclass(frozen=True)
+class Measured:
+    serial_ms: float
+    stage_ms: list[float]
+    """Without messages."""
+    bytes_per_second: float
+    """One way between two processes."""
+
+
+def measure(setup: Setup) -> Measured:
+    """The least of a few interleaved rounds, as for the costs of blocks: what else the machine does only adds."""
+    recipe, k = setup.recipe, setup.recipe.stages
+    with ExitStack() as held:
+
+        def gang(name: str, make: Make, size: int) -> Gang:
+            found = Gang(name, make, size)
+            held.callback(found.close)
+            found.ready()
+            found.time(1)
+            return found
+
+        serial = gang("serial", partial(Serial, recipe), 1)
+        alone = gang("stages", partial(Alone, recipe), k) if k > 1 else serial
+        link = gang("link", Postman, 2)
+        whole, speeds = [], []
+        for _ in range(ROUNDS):
+            whole.append(serial.time(STEPS) / STEPS)
+            if k > 1:
+                alone.time(STEPS)
+            speeds.append(MESSAGES * MESSAGE / link.time(1))
+        orders = alone.measured[None][1:]
+        stage_ms = [
+            1000 * min((order[rank].end - order[rank].begin) / order[rank].steps for order in orders)
+            for rank in range(k)
+        ]
+        return Measured(1000 * min(whole), stage_ms, max(speeds))
+
+
+def exchanged(setup: Setup) -> list[int]:
+    """Bytes per step at every interface: states and multipliers one way, outputs the other, as they are stored."""
+    if setup.coupling is None:
+        return []
+    recipe, reduce = setup.recipe, downsample(setup.recipe.downsample)
+    tensors = 3 if setup.coupling.keeps_multipliers else 2
+    each = recipe.batch_size * stores.DTYPES[recipe.store_dtype].itemsize * tensors
+    return [each * math.prod(reduce.shape(shape)) for shape in setup.partition.shapes]
+
+
+def step_ms(measured: Measured, crossing: Sequence[int]) -> float:
+    """Of the slowest stage, with its messages to and from both neighbours."""
+    around = [0, *crossing, 0]
+    messages = [1000 * (a + b) / measured.bytes_per_second for a, b in pairwise(around)]
+    return max(own + sent for own, sent in zip(measured.stage_ms, messages, strict=True))
+
+
+@final
+class Postman(Worker):
+    """Sends, or receives, a batch of messages."""
+
+    def __init__(self, place: Place) -> None:
+        place.join()
+        self.rank = place.rank
+        self.message = torch.zeros(MESSAGE, dtype=torch.uint8)
+
+    def step(self, option: Any) -> None:  # noqa: ARG002
+        post: Callable[..., Any] = dist.send if self.rank == 0 else dist.recv
+        for _ in range(MESSAGES):
+            post(self.message, 1 - self.rank)

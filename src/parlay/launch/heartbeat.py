@@ -1,0 +1,155 @@
+"""Signs of life: every rank writes its step and the time into its slot of one small file that all processes map.
+
+A write is a few bytes of shared memory: it needs no thread and no answer, and it works in between slices of waiting
+for a neighbour. The launcher reads the slots. Where no launcher has made the file, nothing is written.
+
+    beat(37)      step 37 begins                      waited(0.05)   so long, just now, for a neighbour
+    beat()        still here (evaluating, saving)     patience()     how long to wait for a neighbour at most
+    with blocked(): ...                               in a call that returns only when the others have come
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from parlay.launch import places
+
+TIMEOUT = 15.0  # seconds; a step of the networks here takes far less, and a person waits no longer
+# A rank under a launcher leaves the judgement to it: it sees all heartbeats, and may know that the other only computes.
+SUPERVISED_PATIENCE = 24
+STARTING = 8  # timeouts until all ranks have begun: torch and the data may be read from a slow disk
+FILE = "beats"
+SLOT = struct.Struct("=qdddq")
+ENOUGH = 8  # steps before a pace is told
+REMEMBERED = 31  # steps that the pace is the median of: epochs' ends, with their evaluations, do not count
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a rank last said."""
+
+    step: int
+    """Of training, counted through all epochs; -1 before the first."""
+    at: float
+    """By the machine's monotonic clock; 0 where it has said nothing yet."""
+    waited: float
+    """Seconds in all, where it waited in slices."""
+    pace: float
+    """Seconds of a step without the waiting; 0 before there were enough of them (those with a `blocked` do not count)."""
+    blocked: int = 0
+    """In a call that waits for others: its silence says nothing."""
+
+
+NEVER = Beat(-1, 0.0, 0.0, 0.0)
+
+
+def _fields(beat: Beat) -> tuple[int, float, float, float, int]:
+    return beat.step, beat.at, beat.waited, beat.pace, beat.blocked
+
+
+@final
+class Beats:
+    """The slots of all ranks."""
+
+    def __init__(self, path: Path, ranks: int) -> None:
+        if not path.exists():
+            path.write_bytes(SLOT.pack(*_fields(NEVER)) * ranks)
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+
+    def write(self, rank: int, beat: Beat) -> None:
+        SLOT.pack_into(self._map, rank * SLOT.size, *_fields(beat))
+
+    def read(self, rank: int) -> Beat:
+        return Beat(*SLOT.unpack_from(self._map, rank * SLOT.size))
+
+    def close(self) -> None:
+        self._map.close()
+
+
+@final
+class Pulse:
+    """This process's own slot."""
+
+    def __init__(self, beats: Beats, rank: int) -> None:
+        self._beats, self._rank = beats, rank
+        self._step, self._began, self._waited, self._waited_before = -1, 0.0, 0.0, 0.0
+        self._paces: deque[float] = deque(maxlen=REMEMBERED)
+        self._pace = 0.0
+        self._blocked = 0
+        self._mixed = False
+        """Was there a call in this step of which it is not known how much was waiting?"""
+
+    def beat(self, step: int | None) -> None:
+        now = time.monotonic()
+        if step is not None:
+            if step == self._step + 1 and self._step >= 0 and not self._mixed:
+                self._paces.append(now - self._began - (self._waited - self._waited_before))
+                if len(self._paces) >= ENOUGH:
+                    self._pace = sorted(self._paces)[len(self._paces) // 2]
+            self._step, self._began, self._waited_before, self._mixed = step, now, self._waited, False
+        self._beats.write(self._rank, Beat(self._step, now, self._waited, self._pace, self._blocked))
+
+    def waited(self, seconds: float) -> None:
+        self._waited += seconds
+        self.beat(None)
+
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        self._blocked += 1
+        self._mixed = True
+        self.beat(None)
+        try:
+            yield
+        finally:
+            self._blocked -= 1
+            self.beat(None)
+
+
+_pulse: Pulse | None = None
+
+
+def start(folder: Path, rank: int, ranks: int) -> None:
+    """From now on this process beats."""
+    global _pulse
+    _pulse = Pulse(Beats(folder / FILE, ranks), rank)
+
+
+def beat(step: int | None = None) -> None:
+    """A sign of life; with its number, a step of training begins."""
+    if _pulse is not None:
+        _pulse.beat(step)
+
+
+def waited(seconds: float) -> None:
+    """A sign of life after so long a slice of waiting for a neighbour."""
+    if _pulse is not None:
+        _pulse.waited(seconds)
+
+
+def blocked() -> AbstractContextManager[None]:
+    """Inside, this process waits for others in one call, silently: those are judged, and not this one."""
+    return _pulse.blocked() if _pulse is not None else nullcontext()
+
+
+def timeout() -> float:
+    """Seconds without a sign of life after which a rank counts as stuck."""
+    return places.seconds("PARLAY_TIMEOUT", TIMEOUT)
+
+
+def patience() -> float:
+    """Seconds that a rank waits for another one before it gives up."""
+    return timeout() * (SUPERVISED_PATIENCE if _pulse is not None else 1)
+
+
+def starting() -> float:
+    """Seconds until a rank must have given its first sign of life, and met the others."""
+    return timeout() * STARTING

@@ -1,0 +1,90 @@
+"""The ranks' side of the launcher: a rank ends when the launcher does, and leaves word of how it ended."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from parlay.errors import StageLost
+from parlay.launch import heartbeat, places
+
+FOLDER = "PARLAY_LAUNCH"
+"""Set by the launcher: the folder that it shares with its ranks."""
+LAUNCHER = "PARLAY_LAUNCHER"
+"""Set by the launcher: its process id."""
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Word:
+    """How a rank ended, in its own words."""
+
+    code: int
+    """What it exits with."""
+    status: str = ""
+    """Of the run; empty where it ended in an error."""
+    error: str = ""
+    lost: bool = False
+    """The error is that another rank was gone, or was raised there first."""
+
+    @property
+    def orderly(self) -> bool:
+        return bool(self.status)
+
+
+def supervised() -> bool:
+    """Is this process a rank of the launcher?"""
+    return FOLDER in os.environ
+
+
+def begin(ranks: int) -> None:
+    """To be called first in a rank."""
+    if supervised():
+        _end_with(int(os.environ[LAUNCHER]))
+        heartbeat.start(Path(os.environ[FOLDER]), places.rank(), ranks)
+
+
+def leave(word: Word) -> None:
+    """Tell the launcher; where there is none, an error goes to standard error, with the rank."""
+    if supervised():
+        path = Path(os.environ[FOLDER]) / f"rank-{places.rank()}.json"
+        scratch = path.with_suffix(".new")
+        scratch.write_text(json.dumps(asdict(word)))
+        scratch.replace(path)
+    elif word.error:
+        print(f"parlay: rank {os.environ.get('RANK', 0)}: {word.error}", file=sys.stderr)
+
+
+def heard(folder: Path, rank: int) -> Word | None:
+    """What a rank that has ended left behind."""
+    try:
+        return Word(**json.loads((folder / f"rank-{rank}.json").read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def is_of_another(error: BaseException | None) -> bool:
+    """Is another rank to blame? One that raises the error of another has a note with that one's rank."""
+    of = [note for note in getattr(error, "__notes__", ()) if note.startswith("rank ")]
+    return isinstance(error, StageLost) or (bool(of) and f"rank {os.environ.get('RANK', 0)}" not in of)
+
+
+def end(code: int) -> NoReturn:
+    """At once: the destructors of communication with lost processes may wait for them."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_with(launcher: int) -> None:
+    """Have the kernel kill this process when the launcher dies, however it dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it died before the line above
+        os._exit(1)
