@@ -32,6 +32,8 @@ class Timed(ABC):
     stages: int
     note: str = ""
     """What a reader must know of this system, in a few words: `M = 4`, `2 threads`."""
+    baseline: bool = False
+    """Is it one of those of which the fastest is what all are held against? The system `serial` always is."""
 
     @abstractmethod
     def time(self, steps: int) -> float:
@@ -66,7 +68,7 @@ class Row:
     step_ms_low: float
     step_ms_high: float
     speedup: float | None
-    """Over the row `serial`; None where there is none."""
+    """Over the fastest baseline, which is the row `serial` where there is only one; None where there is none."""
     speedup_low: float | None
     speedup_high: float | None
     note: str = ""
@@ -102,7 +104,8 @@ def interleaved(systems: Sequence[Timed], problem: Problem, rounds: int, steps: 
         for i in _rotated(len(systems), turn):
             say(f"round {turn + 1} of {rounds}: {_label(systems[i])}")
             seconds[i].append(systems[i].time(steps) / steps)
-    base = next((times for system, times in zip(systems, seconds, strict=True) if system.system == SERIAL), None)
+    bases = [t for s, t in zip(systems, seconds, strict=True) if s.baseline or s.system == SERIAL]
+    base = min(bases, key=statistics.median, default=None)
     return [_row(system, problem, times, base) for system, times in zip(systems, seconds, strict=True)]
 
 

@@ -43,7 +43,7 @@ class Beat:
     waited: float
     """Seconds in all, where it waited in slices."""
     pace: float
-    """Seconds of a step without the waiting; 0 before there were enough of them (those with a `blocked` do not count)."""
+    """Seconds of a step without the waiting; 0 before there were enough of them (without those that were `blocked`)."""
     blocked: int = 0
     """In a call that waits for others: its silence says nothing."""
 
