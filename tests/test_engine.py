@@ -11,7 +11,7 @@ import problems
 from parlay import AugmentedLagrangian, Coupling, Penalty
 from parlay.engines.base import Totals
 from parlay.engines.graphs import Graphed
-from parlay.engines.in_process import InProcess
+from parlay.engines.in_process import InProcess, Joint
 from parlay.errors import Diverged
 from parlay.evaluate import unchanged_buffers
 from problems import batch, engine, images, never, recorded, relative, trainer
@@ -131,6 +131,35 @@ def test_sequences_of_tokens_train_as_images_do(method: Coupling) -> None:
     result = fit(model, (tokens, classes), method=method, epochs=4)
     assert result.status == "finished"
     assert result.summary["auxiliary_bytes"] == 20 * 2 * 5 * 8 * 4 * (2 if method.keeps_multipliers else 1)
+
+
+# Stores that a recorded step sees through windows
+
+
+@methods
+@pytest.mark.parametrize("kind", ["host", "file"])
+def test_a_step_through_windows_is_the_same_as_one_on_the_stores(method: Coupling, kind: str, tmp_path: Path) -> None:
+    def stepped(windows: bool) -> tuple[Tensor, list[Tensor]]:
+        data, model = images(16), problems.without_norm()
+        cut = parlay.partition(model, 3, data[0])
+        running = engine(cut, data, method, folder=tmp_path / str(windows), optimizer=sgd, store=kind)
+        running.refresh([batch(16)], never)
+        if windows:
+            twins = [interface.through_windows(8) for interface in running.interfaces]
+            running._windows = [window for twin in twins for window in twin.windows()]
+            running._quick_joints = [Joint.of(twin) for twin in twins]
+        step = running._parallel_step
+        running._parallel = lambda inputs: step(inputs, quick=True) if windows else step(inputs)
+        for visit, ids in enumerate([torch.arange(8), torch.arange(8, 16), torch.tensor([15, 4, 6, 1, 3, 8, 10, 12])]):
+            running._ids = ids
+            with running._through_windows():
+                running.parallel_step(batch(ids, epoch=visit))
+        return problems.weights(model), [interface.states.tensor().clone() for interface in running.interfaces]
+
+    weights, states = stepped(windows=True)
+    same_weights, same_states = stepped(windows=False)
+    assert torch.equal(weights, same_weights)
+    assert all(torch.equal(a, b) for a, b in zip(states, same_states, strict=True))
 
 
 # Random numbers
@@ -317,7 +346,7 @@ def test_recorded_steps_train_as_those_that_are_not(
 ) -> None:
     recordings = []
     record = Graphed._record
-    monkeypatch.setattr(Graphed, "_record", lambda self, inputs: (recordings.append(self), record(self, inputs)))
+    monkeypatch.setattr(Graphed, "_record", lambda self: (recordings.append(self), record(self))[1])
 
     def trained(capture: bool) -> Tensor:
         model = problems.without_norm()
@@ -361,3 +390,19 @@ def test_recorded_steps_train_as_others_where_the_host_is_far_ahead_of_the_gpu(
     with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
         plain = trained(capture=False, wait=False)
         assert relative(trained(capture=True, wait=ahead), plain) < 1e-4
+
+
+@pytest.mark.parametrize("kind", [pytest.param("host", marks=cuda), pytest.param("file", marks=cuda)])
+@methods
+def test_recorded_steps_train_as_well_on_states_that_are_kept_on_the_host(
+    method: Coupling, kind: str, tmp_path: Path
+) -> None:
+    def trained(store: str) -> Tensor:
+        model = problems.without_norm()
+        options = {"method": method, "device": "cuda", "precision": "float32", "store": store, "out": tmp_path / store}
+        fused = {"optimizer": lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9, fused=True)}
+        fit(model, images(61), epochs=4, **options, **fused)
+        return problems.weights(model)
+
+    with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
+        assert relative(trained(kind), trained("device")) < 1e-4

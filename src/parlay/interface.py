@@ -5,6 +5,7 @@ In: sample ids, the outputs of the stage before, the adjoints of the stage after
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import final
@@ -16,6 +17,7 @@ from parlay.coupling import Coupling, Pair
 from parlay.coupling.base import penalty
 from parlay.filters import Filter
 from parlay.stores import Store
+from parlay.stores.window import Window
 
 Pool = Callable[[Tensor], Tensor]
 FOLLOW = 0.1  # of the running mean square: it follows a change of the features within some ten steps
@@ -166,12 +168,14 @@ class Interface:
         if self.coupling.shrink != 1:
             p = self.coupling.shrink * p
         if before is None or after is None:
-            self._scatter(ids, self.coupling.update(pair, x, p, b, s2))
-            return violation
-        if len(before):
-            self._scatter(ids[before.to(ids.device)], self.coupling.update(seen, x, None, b, s2))
-        if len(after):
-            self._scatter(ids[after.to(ids.device)], self.coupling.update(pair.of(after), None, p, b, s2))
+            new = self.coupling.update(pair, x, p, b, s2)
+        else:  # every sample is at one of the two places
+            new = pair.copy()
+            if len(before):
+                new.put(before, self.coupling.update(seen, x, None, b, s2))
+            if len(after):
+                new.put(after, self.coupling.update(pair.of(after), None, p, b, s2))
+        self._scatter(ids, new)
         return violation
 
     @torch.no_grad()
@@ -183,6 +187,16 @@ class Interface:
         violation = self.cut.observe(self.states.gather(ids).float(), x)
         self._scatter(ids, self.coupling.start(x))
         return violation
+
+    def through_windows(self, batch: int) -> Interface:
+        """The same interface for recorded steps of so many samples: they work on windows of the stores."""
+        twin = copy.copy(self)
+        twin.states = Window(self.states, batch)
+        twin.multipliers = Window(self.multipliers, batch) if self.multipliers else None
+        return twin
+
+    def windows(self) -> list[Window]:
+        return [store for store in (self.states, self.multipliers) if isinstance(store, Window)]
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint keeps."""

@@ -206,7 +206,7 @@ class Trainer:
         cut = zip(self.partition.stages, self.devices, strict=True)
         stages = [Stage(module, self.optimizer, device, self.autocast) for module, device in cut]
         interfaces = self._interfaces(feed, folder)
-        why_not = self._why_not_captured(stages, interfaces)
+        why_not = self._why_not_captured(stages)
         if why_not and self.capture and self.devices[0].type == "cuda":
             self.progress.line(f"steps are not recorded as CUDA graphs: {why_not}")
         return InProcess(
@@ -217,6 +217,7 @@ class Trainer:
             self.loss,
             feed,
             clip=self.clip,
+            batch_size=min(self.batch_size, len(feed)),
             capture=self.capture and not why_not,
             compile=not why_not and (steps >= COMPILED_FROM if self.compile is None else self.compile),
             say=self.progress.line,
@@ -285,11 +286,9 @@ class Trainer:
         multipliers = store("multipliers") if self.method.keeps_multipliers else None
         return Interface(shape, reduce, self.method, store("states"), multipliers, pool)
 
-    def _why_not_captured(self, stages: list[Stage], interfaces: list[Interface]) -> str:
+    def _why_not_captured(self, stages: list[Stage]) -> str:
         if self.devices[0].type != "cuda" or len(set(self.devices)) > 1:
             return "the stages are not all on one GPU"
-        if not all(isinstance(interface.states, stores.DeviceStore) for interface in interfaces):
-            return "the states are not kept on the GPU"
         if not all(stage.can_be_recorded for stage in stages):
             return "the optimiser is not a fused one"
         return ""

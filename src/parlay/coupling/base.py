@@ -37,6 +37,16 @@ class Pair(NamedTuple):
         turn = turn.to(self.state.device)
         return Pair(self.state[turn], None if self.multiplier is None else self.multiplier[turn])
 
+    def copy(self) -> Pair:
+        return Pair(self.state.clone(), None if self.multiplier is None else self.multiplier.clone())
+
+    def put(self, turn: Tensor, new: Pair) -> None:
+        """Replace those at the given positions."""
+        turn = turn.to(self.state.device)
+        self.state.index_copy_(0, turn, new.state)
+        if self.multiplier is not None and new.multiplier is not None:
+            self.multiplier.index_copy_(0, turn, new.multiplier)
+
     def float(self) -> Pair:
         """In single precision, whatever they are stored in."""
         return Pair(self.state.float(), None if self.multiplier is None else self.multiplier.float())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, final
 
 import torch
@@ -21,15 +21,22 @@ class Step(Protocol):
 
 @final
 class Graphed:
-    """A step as a graph. The first calls run as they are, and count; a call of other shapes always does.
+    """A step of `samples` samples as a graph. The first calls run as they are, and count; other shapes always do.
 
     So does every call of a step that cannot be recorded: `forget` clears what the attempt has left, `say` tells why.
+    `around` is entered for each step of the recorded shapes: what it does there is not recorded.
     """
 
     def __init__(
-        self, step: Step, device: torch.device, forget: Callable[[], None], say: Callable[[str], None]
+        self,
+        step: Step,
+        samples: int,
+        device: torch.device,
+        forget: Callable[[], None],
+        say: Callable[[str], None],
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.step, self.forget, self.say = step, forget, say
+        self.step, self.samples, self.forget, self.say, self.around = step, samples, forget, say, around
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: Inputs = {}
@@ -37,15 +44,19 @@ class Graphed:
         self.calls = 0
         self.impossible = False
 
-    def __call__(self, inputs: Inputs, quick: bool = True) -> Tensor:
+    def __call__(self, inputs: Inputs) -> Tensor:
         """The step's output, a tensor of its own."""
-        if self.inputs and any(self.inputs[name].shape != value.shape for name, value in inputs.items()):
+        if len(inputs["ids"]) != self.samples or any(
+            inputs[name].shape != value.shape for name, value in self.inputs.items()
+        ):
             return self.step(inputs)
+        with self.around():
+            return self._quickly(inputs)
+
+    def _quickly(self, inputs: Inputs) -> Tensor:
         self.calls += 1
-        if self.calls <= WARM or self.impossible:
-            return self._aside(inputs, quick)
-        if self.graph is None and not self._record(quick):
-            return self._aside(inputs, quick)
+        if self.calls <= WARM or self.impossible or (self.graph is None and not self._record()):
+            return self._aside(inputs)
         for name, value in inputs.items():
             self.inputs[name].copy_(value, non_blocking=True)
         assert self.graph is not None
@@ -53,20 +64,24 @@ class Graphed:
         self.graph.replay()
         return self.output.clone()
 
-    def _aside(self, inputs: Inputs, quick: bool) -> Tensor:
+    def _aside(self, inputs: Inputs) -> Tensor:
         """As recording asks for it: on the stream that will record."""
         self.inputs = self.inputs or {name: value.clone() for name, value in inputs.items()}
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream), _fastest_convolutions():
-            output = self.step(inputs, quick)
+            output = self.step(inputs, quick=True)
         torch.cuda.current_stream().wait_stream(self.stream)
         return output
 
-    def _record(self, quick: bool) -> bool:
+    def _record(self) -> bool:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self.stream), _fastest_convolutions():
-                self.output = self.step(self.inputs, quick)
+            # thread_local: stores on the host go on copying in their own threads meanwhile
+            with (
+                torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"),
+                _fastest_convolutions(),
+            ):
+                self.output = self.step(self.inputs, quick=True)
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
             self.say(f"steps are not recorded as CUDA graphs: {reason}")

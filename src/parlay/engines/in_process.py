@@ -7,7 +7,8 @@ everywhere else, and for last incomplete batches, the same function runs as it i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple, final
 
 import torch
@@ -23,6 +24,8 @@ from parlay.engines.lanes import Lanes
 from parlay.evaluate import Loss, evaluate, in_float32, unchanged_buffers
 from parlay.interface import Interface
 from parlay.stage import Stage
+from parlay.stores import DeviceStore
+from parlay.stores.window import Window
 
 NOTHING = torch.empty(0)
 LOOK_EVERY = 32  # steps between two looks at the losses on a GPU, which wait for it; on the CPU every step is looked at
@@ -57,13 +60,14 @@ class InProcess(Engine):
         feed: Feed,
         *,
         clip: float | None = None,
+        batch_size: int = 0,
         capture: bool = False,
         compile: bool = False,
         say: Callable[[str], None] = print,
     ) -> None:
         """`capture`: record steps as CUDA graphs, the stages side by side in them; `say` tells where that fails.
 
-        `compile`: recorded steps go through compiled blocks and interfaces.
+        Recorded steps are those of `batch_size` samples. `compile`: they go through compiled blocks and interfaces.
         """
         self.model = model
         self.stages = stages
@@ -79,18 +83,26 @@ class InProcess(Engine):
         self._unproven = compile
         self._say = say
         self._seeds: list[int] = []
+        self._ids = NOTHING
         self._following: Tensor | None = None
         device = stages[0].device
         self._lanes = Lanes(len(stages), device if capture else None)
-        self._joints = [Joint.of(interface) for interface in interfaces]
-        self._quick_joints = [joint.compiled() for joint in self._joints] if compile else self._joints
+        self._joints = self._quick_joints = [Joint.of(interface) for interface in interfaces]
+        self._windows: list[Window] = []
+        if capture and not all(isinstance(interface.states, DeviceStore) for interface in interfaces):
+            windowed = [interface.through_windows(batch_size) for interface in interfaces]
+            self._windows = [window for interface in windowed for window in interface.windows()]
+            self._quick_joints = [Joint.of(interface) for interface in windowed]
+        if compile:
+            self._quick_joints = [joint.compiled() for joint in self._quick_joints]
         if compile:
             for stage in stages:
                 stage.speed_up(CompiledBlocks(stage.module))
-        self._parallel, self._serial = self._parallel_step, self._serial_step
+        self._parallel: Callable[[Inputs], Tensor] = self._parallel_step
+        self._serial: Callable[[Inputs], Tensor] = self._serial_step
         if capture:
-            self._parallel = Graphed(self._parallel_step, device, self._forget, say)
-            self._serial = Graphed(self._serial_step, device, self._forget, say)
+            self._parallel = Graphed(self._parallel_step, batch_size, device, self._forget, say, self._through_windows)
+            self._serial = Graphed(self._serial_step, batch_size, device, self._forget, say)
 
     def parallel_step(self, batch: Batch) -> None:
         inputs = {"ids": batch.ids, "beta": torch.tensor(batch.beta)}
@@ -99,7 +111,7 @@ class InProcess(Engine):
             turn = self.coupling.turn(batch.ids, batch.epoch, k) if self.interfaces else None
             if turn is not None:
                 inputs[f"turn-{k}"] = turn
-        self._following = batch.following
+        self._ids, self._following = batch.ids, batch.following
         self._step(self._parallel, batch, inputs, losses=len(self.stages))
 
     def serial_step(self, batch: Batch) -> None:
@@ -151,6 +163,17 @@ class InProcess(Engine):
             torch.manual_seed(self._seeds[k])
         return self.stages[k].forward(x, quick)
 
+    @contextmanager
+    def _through_windows(self) -> Iterator[None]:
+        """Around a recorded step: states come from the host and go back there, while others are computed."""
+        for window in self._windows:
+            window.bring(self._ids)
+            if self._following is not None:
+                window.prefetch(self._following)
+        yield
+        for window in self._windows:
+            window.carry(self._ids)
+
     def _forget(self) -> None:
         """Of a step that could not be recorded nothing may stay behind."""
         for stage in self.stages:
@@ -167,7 +190,7 @@ class InProcess(Engine):
                 with lanes.lane(k + 1):
                     pairs.append(joint.gather(ids))
                 lanes.after(k, k + 1)
-            if self._following is not None:  # on its way while this batch is computed
+            if self._following is not None and not quick:  # on its way while this batch is computed
                 for interface in self.interfaces:
                     interface.prefetch(self._following)
 
