@@ -33,6 +33,7 @@ class Stage:
         trained = [w for w in self.parameters.values() if w.requires_grad]
         self.optimizer = make_optimizer(trained) if trained else None
         self._copies = self._low_precision() if autocast and device.type == "cuda" else {}
+        self._stale = True
         self._quick: nn.Module | None = None
         for group in self._groups():
             group["initial_lr"] = group["lr"]
@@ -42,6 +43,10 @@ class Stage:
     def speed_up(self, module: nn.Module) -> None:
         """From now on `forward(quick=True)` goes through this module: the same blocks, under the same names."""
         self._quick = module
+
+    def lowered(self, state: Tensor) -> Tensor:
+        """In the precision that the stage before puts out: a residual stream in float32 would be twice the bytes."""
+        return state.to(self.autocast or state.dtype)
 
     def forward(self, x: Tensor, quick: bool = False) -> Tensor:
         """`quick`: through the compiled blocks, where there are any; the batch is one that they are made for."""
@@ -54,8 +59,7 @@ class Stage:
             module: nn.Module = self._quick if quick and self._quick is not None else self.module
             if not (self._copies and torch.is_grad_enabled()):
                 return module(x)  # type: ignore[no-any-return]
-            with torch.no_grad():
-                torch._foreach_copy_(list(self._copies.values()), [self.parameters[name] for name in self._copies])
+            self._renew_copies()
             return functional_call(module, self._copies, (x,))  # type: ignore[no-any-return]
 
     def gradients(self) -> list[Tensor]:
@@ -76,6 +80,7 @@ class Stage:
             self._collect()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
+            self._stale = True
 
     def forget_gradients(self) -> None:
         for weight in (*self.parameters.values(), *self._copies.values()):
@@ -101,6 +106,7 @@ class Stage:
 
     def load(self, kept: dict[str, Tensor]) -> None:
         """Take this stage's share of what stages of any cut have kept."""
+        self._stale = True
         self.module.load_state_dict({name: kept[f"weights/{name}"] for name in self.module.state_dict()})
         if self.optimizer is None:
             return
@@ -122,6 +128,13 @@ class Stage:
         uses = Counter(id(weight) for _, weight in self.module.named_parameters(remove_duplicate=False))
         weights = {name: weight for name, weight in converted.items() if uses[id(weight)] == 1}
         return {name: w.detach().to(self.autocast).requires_grad_(w.requires_grad) for name, w in weights.items()}
+
+    @torch.no_grad()
+    def _renew_copies(self) -> None:
+        """After the weights have changed; not between the micro-batches of a pipeline, which need them for backward."""
+        if self._stale:
+            torch._foreach_copy_(list(self._copies.values()), [self.parameters[name] for name in self._copies])
+        self._stale = False
 
     def _collect(self) -> None:
         """The gradients of the copies become those of the weights."""

@@ -142,7 +142,7 @@ class Distributed(Engine):
         if share.whole == 0:  # a last batch of one sample, in which another stage has its turn
             return torch.zeros((), device=self.stage.device), NOTHING
         with self.recorder.span("forward", step):
-            inputs = self.feed.batch(ids)[0] if self.interface is None else self.interface.up(state)
+            inputs = self.feed.batch(ids)[0] if self.interface is None else self.interface.up(self.stage.lowered(state))
             x = self.stage.forward(inputs)
             small = self.cut.down(x) if self.cut is not None else NOTHING
         sent = self._exchange.send(small, step) if self.cut is not None else NOTHING
@@ -172,6 +172,7 @@ class Distributed(Engine):
 
     def _sum_gradients(self, share: Share) -> None:
         """Over the replicas of this stage."""
+        self.stage.gradients()  # those of low precision copies are the weights' now
         weights = [w for w in self.stage.parameters.values() if w.requires_grad]
         if self.world.replicas == 1 or share.whole == 0 or not weights:
             return

@@ -232,8 +232,7 @@ class InProcess(Engine):
         state = NOTHING
         if not first:
             state = pairs[k - 1].of(turn).state.detach().requires_grad_()
-            # in the precision that the stage before puts out: a residual stream in float32 would be twice as many bytes
-            inputs = self.interfaces[k - 1].up(state.to(self.stages[k].autocast or state.dtype))
+            inputs = self.interfaces[k - 1].up(self.stages[k].lowered(state))
         x = self._forward(k, inputs, quick)
         if last:
             loss = self.loss(in_float32(x), targets)
