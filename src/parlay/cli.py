@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from parlay import __version__, faults
 from parlay.errors import InputError, StageLost
 from parlay.launch import places, worker
-from parlay.recipe import DATASETS, Recipe, flag, make_recipe, nearest, read_recipe
+from parlay.recipe import AUTO, DATASETS, Recipe, flag, make_recipe, nearest, read_recipe
 
 if TYPE_CHECKING:
     from parlay.progress import Progress
@@ -63,7 +63,9 @@ class _OutOfMemory(Exception):
 def _train(given: argparse.Namespace) -> int:
     out = Path(given.out) if given.out else None
     base = _recipe_keys(given, out)
-    recipe = make_recipe(base, _given_keys(given))
+    recipe, tried = _with_stages(base, _given_keys(given))
+    if tried:
+        print(f"parlay: {tried[0]}", file=sys.stderr)
     if places.is_worker() and (recipe.engine == "distributed" or (recipe.engine == "auto" and places.world_size() > 1)):
         return _train_rank(given, replace(recipe, engine="distributed"))
     out = Path(recipe.out) if recipe.out else _new_folder(recipe)
@@ -166,16 +168,20 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
 
 
 def _plan(given: argparse.Namespace) -> int:
-    recipe = make_recipe(_recipe_keys(given, None), _given_keys(given))
+    recipe, tried = _with_stages(_recipe_keys(given, None), _given_keys(given))
     from parlay.plan import plan
     from parlay.records import dumps
 
     forecast = plan(recipe)
+    if tried:
+        forecast["tried"] = tried[1]
     if given.json:
         print(dumps(forecast, indent=2))
         return FINISHED
     of = f"{forecast['blocks']} blocks, {forecast['parameters']:,} parameters"
     print(f"{forecast['model']} on {forecast['dataset']}: {of}")
+    if tried:
+        print(tried[0])
     bounds = [0, *forecast["cuts"], forecast["blocks"]]
     arriving = ["the input", *("x".join(map(str, shape)) for shape in forecast["interfaces"])]
     for k, (ms, shape) in enumerate(zip(forecast["stage_ms"], arriving, strict=True)):
@@ -301,6 +307,21 @@ def _recipe_keys(given: argparse.Namespace, out: Path | None) -> dict[str, Any]:
     return {}
 
 
+def _with_stages(base: dict[str, Any], given: dict[str, Any]) -> tuple[Recipe, tuple[str, Any] | None]:
+    """The recipe; where its stages are to be chosen by measurement, also what was tried: a line, and the numbers."""
+    if {**base, **given}.get("stages") != AUTO:
+        return make_recipe(base, given), None
+    recipe = make_recipe(base, {**given, "stages": 2})
+    from rich.console import Console
+
+    from parlay.bench import fastest
+
+    fastest.check(recipe)
+    with Console(stderr=True, highlight=False).status("") as status:
+        rows = fastest.tried(recipe, status.update)
+    return fastest.chosen(recipe, rows), (fastest.line(rows), fastest.told(rows))
+
+
 def _given_keys(given: argparse.Namespace) -> dict[str, Any]:
     names = {key.name for key in fields(Recipe)}
     return {name: value for name, value in vars(given).items() if name in names and value is not None}
@@ -385,7 +406,7 @@ def _add_flag(parser: argparse.ArgumentParser, key: Field[Any]) -> None:
     parser.add_argument(
         f"--{flag(key.name)}",
         dest=key.name,
-        type=kinds[str(key.type).split(" | ")[0]],
+        type=_whole_number_or_auto if key.name == "stages" else kinds[str(key.type).split(" | ")[0]],
         metavar=key.metadata["form"] or "|".join(map(str, key.metadata["choices"])),
         help=key.metadata["help"] + default,
     )
@@ -396,6 +417,10 @@ def _whole_number(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is no whole number: write one, as in 3") from None
+
+
+def _whole_number_or_auto(text: str) -> int | str:
+    return text if text == AUTO else _whole_number(text)
 
 
 def _number(text: str) -> float:

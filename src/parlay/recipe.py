@@ -19,6 +19,7 @@ from parlay.rates import KINDS as LR_SCHEDULES
 from parlay.schedule import Schedule
 
 DATASETS = ("digits", "mnist", "cifar10", "cifar100", "synthetic")
+AUTO = "auto"  # in the place of a number of stages: it is measured before there is a recipe
 METHODS = ("serial", "penalty", "al")
 
 
@@ -37,7 +38,7 @@ class Recipe:
         "resnet20", "resnet20, resnet110, wrn-40-10, resnet-vae, ... (depths 6n+2 and 6n+4)", form="NAME"
     )
     method: str = option("al", "how neighbouring stages are joined; serial: not cut at all", METHODS)
-    stages: int = option(3, "number of stages", form="K")
+    stages: int = option(3, "number of stages; auto: the fastest on this GPU", form="K")
     partition: str = option(
         "even", "even, cost (measured time per block), or the cuts themselves, as in 4,7", form="HOW"
     )
