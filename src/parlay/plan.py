@@ -18,7 +18,7 @@ from parlay.partitioning import block_costs
 from parlay.recipe import Recipe
 from parlay.run import Setup, set_up
 from parlay.schedule import PARALLEL, Schedule
-from parlay.trainer import spread
+from parlay.trainer import mixed_precision, spread
 
 GIB = 1 << 30
 
@@ -106,7 +106,9 @@ def _stage_seconds(setup: Setup) -> list[float]:
     """Measured forward and backward of every stage alone, at the recipe's batch size."""
     device = spread(setup.recipe.device, 1)[0]
     example = torch.randn(setup.recipe.batch_size, *setup.facts.shape, device=device)
-    return block_costs(nn.Sequential(*setup.partition.stages), example.contiguous(memory_format=torch.channels_last))
+    with mixed_precision(setup.recipe.precision, device):
+        example = example.contiguous(memory_format=torch.channels_last)
+        return block_costs(nn.Sequential(*setup.partition.stages), example)
 
 
 def _place(recipe: Recipe, needed: int) -> dict[str, Any]:

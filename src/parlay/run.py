@@ -22,7 +22,7 @@ from parlay.partitioning import Partition, partition
 from parlay.progress import Progress
 from parlay.rates import Rate
 from parlay.recipe import Recipe, flag
-from parlay.trainer import Trainer, spread
+from parlay.trainer import Trainer, mixed_precision, spread
 from parlay.training import Result
 
 COUPLINGS: dict[str, type[Coupling]] = {"penalty": Penalty, "al": AugmentedLagrangian}
@@ -48,10 +48,11 @@ def set_up(recipe: Recipe) -> Setup:
         torch.manual_seed(recipe.seed)
         model = models.build(recipe.model, facts.shape, facts.classes)
         example = torch.randn(min(recipe.batch_size, 128), *facts.shape)
-    # channels last, as stages train: a cut by cost is then a cut by the costs that they will have
+    # channels last and in mixed precision, as stages train: a cut by cost is then one by the costs that they will have
     model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     example = example.to(device).contiguous(memory_format=torch.channels_last)
-    cut = partition(model, recipe.stages, example, recipe.cuts())
+    with mixed_precision(recipe.precision, device):
+        cut = partition(model, recipe.stages, example, recipe.cuts())
     coupling = make_coupling(recipe)
     return Setup(_resolve(recipe, cut, coupling), facts, cut, coupling)
 

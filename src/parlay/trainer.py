@@ -352,6 +352,12 @@ def spread(device: str | Sequence[str | torch.device], stages: int) -> list[torc
     return [torch.device("cuda", k * min(count, stages) // stages) for k in range(stages)]
 
 
+def mixed_precision(precision: str, device: torch.device) -> torch.autocast:
+    """In which a stage on this device works."""
+    low = _autocast(precision, [device])
+    return torch.autocast(device.type, low, enabled=low is not None)
+
+
 def _autocast(precision: str, devices: list[torch.device]) -> torch.dtype | None:
     if precision not in ("auto", "float32", "bfloat16"):
         raise InputError(f"unknown precision '{precision}': write auto, float32 or bfloat16")
