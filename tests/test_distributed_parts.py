@@ -62,13 +62,13 @@ def test_in_a_serial_step_and_of_a_single_stage_everything_is_computed() -> None
 @pytest.mark.parametrize(
     ("samples", "asked", "stages", "parts"),
     [
-        (128, 0, 2, 2),
+        (128, 0, 2, 4),
         (128, 0, 3, 4),
         (128, 8, 2, 8),
         (128, 8, 3, 8),
         (128, 3, 2, 2),
         (128, 2, 4, 4),  # 1F1B takes no fewer than there are stages
-        (80, 0, 3, 4),
+        (80, 0, 3, 5),
         (81, 0, 2, 3),
         (79, 0, 2, 1),  # a prime: as a whole
         (3, 0, 2, 1),

@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--plans", type=int, default=3)
+    parser.add_argument("--only-plans", action="store_true", help="keep the benchmark as it was recorded")
     parser.add_argument("--only", nargs="*", default=[f"{model}-b{batch}" for model, batch in PROBLEMS])
     given = parser.parse_args()
     for model, batch in PROBLEMS:
@@ -29,7 +30,8 @@ def main() -> None:
             continue
         file = Path(os.path.relpath(HERE / f"{name}.json"))
         common = ["--model", model, "--batch-size", str(batch), "--stages", "2", "--device", "cpu"]
-        parlay("bench", *common, "--rounds", str(given.rounds), "--steps", str(given.steps), "--out", str(file))
+        if not given.only_plans:
+            parlay("bench", *common, "--rounds", str(given.rounds), "--steps", str(given.steps), "--out", str(file))
         cuts = json.loads(file.read_text())["cuts"]
         processes = ["--dataset", "cifar10", "--partition", cuts, "--engine", "distributed", "--schedule", "parallel"]
         told = [parlay("plan", *common, *processes, "--json") for _ in range(given.plans)]

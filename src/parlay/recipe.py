@@ -61,7 +61,9 @@ class Recipe:
         "pipeline of micro-batches, over each of which batch norm then runs; auto: pipeline, with replicas sequential",
         ("auto", "pipeline", "sequential"),
     )
-    micro_batches: int = option(0, "parts of a batch in that pipeline; 0: about as many as stages", form="M")
+    micro_batches: int = option(
+        0, "parts of a batch in that pipeline, at least as many as stages; 0: about twice that", form="M"
+    )
     timeline: int = option(0, "steps at the start of each epoch that go into timeline.json (distributed)", form="N")
     out: str | None = option(None, "run folder; a new one under runs/ where none is given", form="DIR")
 

@@ -39,7 +39,7 @@ class Measured:
 
 
 def measure(setup: Setup) -> Measured:
-    """The least of a few interleaved rounds, as for the costs of blocks: what else the machine does only adds."""
+    """From a few interleaved rounds; the least counts, as for the costs of blocks: what disturbs only adds."""
     recipe, k = setup.recipe, setup.recipe.stages
     with ExitStack() as held:
 
@@ -53,18 +53,22 @@ def measure(setup: Setup) -> Measured:
         serial = gang("serial", partial(Serial, recipe), 1)
         alone = gang("stages", partial(Alone, recipe), k) if k > 1 else serial
         link = gang("link", Postman, 2)
-        whole, speeds = [], []
+        speeds = []
         for _ in range(ROUNDS):
-            whole.append(serial.time(STEPS) / STEPS)
+            serial.time(STEPS)
             if k > 1:
                 alone.time(STEPS)
-            speeds.append(MESSAGES * MESSAGE / link.time(1))
-        orders = alone.measured[None][1:]
-        stage_ms = [
-            1000 * min((order[rank].end - order[rank].begin) / order[rank].steps for order in orders)
-            for rank in range(k)
-        ]
-        return Measured(1000 * min(whole), stage_ms, max(speeds))
+            speeds += [MESSAGES * MESSAGE / link.time(1) for _ in range(2)]
+        return Measured(_processor_ms(serial)[0], _processor_ms(alone), max(speeds))
+
+
+def _processor_ms(gang: Gang) -> list[float]:
+    """Of a step of each process, the least of all orders but the first.
+
+    Processor time, which is all the time of a process that waits for nobody; what other programs take is not in it.
+    """
+    orders = gang.measured[None][1:]
+    return [1000 * min(order[rank].cpu / order[rank].steps for order in orders) for rank in range(len(orders[0]))]
 
 
 def exchanged(setup: Setup) -> list[int]:

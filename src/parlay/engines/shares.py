@@ -84,12 +84,13 @@ class Shares:
 
 
 def divided(samples: int, asked: int, stages: int) -> int:
-    """How many equal parts a batch is divided into, near to as many as asked for or, with 0, as the stages.
+    """How many equal parts a batch is divided into, near to as many as asked for or, with 0, twice the stages.
 
     1F1B takes no fewer than there are stages. 1 where no number near by divides the batch, or for a single stage.
     """
     if stages == 1:
         return 1
-    most = max(asked, stages) if asked else min(2 * stages, samples // 2)  # by itself, no parts of a single sample
+    wanted = asked or 2 * stages  # of 2, 4 and 8 with two stages, 2 was never the fastest (results/cpu-bench)
+    most = max(asked, stages) if asked else min(2 * wanted, samples // 2)  # by itself, no parts of a single sample
     found = [parts for parts in range(stages, most + 1) if samples % parts == 0]
-    return min(found, key=lambda parts: abs(parts - (asked or stages)), default=1)
+    return min(found, key=lambda parts: abs(parts - wanted), default=1)

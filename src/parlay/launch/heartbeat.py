@@ -25,7 +25,7 @@ from parlay.launch import places
 TIMEOUT = 15.0  # seconds; a step of the networks here takes far less, and a person waits no longer
 # A rank under a launcher leaves the judgement to it: it sees all heartbeats, and may know that the other only computes.
 SUPERVISED_PATIENCE = 24
-STARTING = 8  # timeouts until all ranks have begun: torch and the data may be read from a slow disk
+STARTING = 8  # timeouts of silence until the first step: torch and the data may be read from a slow disk
 FILE = "beats"
 SLOT = struct.Struct("=qdddq")
 ENOUGH = 8  # steps before a pace is told
@@ -43,7 +43,7 @@ class Beat:
     waited: float
     """Seconds in all, where it waited in slices."""
     pace: float
-    """Seconds of a step without the waiting; 0 before there were enough of them (without those that were `blocked`)."""
+    """Seconds of a step without the waiting; 0 before there were enough (not those with a `blocked`)."""
     blocked: int = 0
     """In a call that waits for others: its silence says nothing."""
 
@@ -151,5 +151,5 @@ def patience() -> float:
 
 
 def starting() -> float:
-    """Seconds until a rank must have given its first sign of life, and met the others."""
+    """Seconds that the ranks have to meet each other."""
     return timeout() * STARTING

@@ -118,8 +118,8 @@ class CpuClock:
         self._seconds, self._at = self._used(), now
 
     def busy(self, now: float) -> bool:
-        """Since the last restart."""
-        return self._used() - self._seconds > self.BUSY * (now - self._at)
+        """Since the last restart. One that waits for a disk, now, counts as busy: a sync can take long."""
+        return self._used() - self._seconds > self.BUSY * (now - self._at) or self._fields()[:1] == ["D"]
 
     def stopped(self) -> bool:
         """By SIGSTOP, or in a debugger."""

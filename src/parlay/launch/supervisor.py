@@ -211,7 +211,7 @@ class _Attempt:
         if rank.cpu.stopped():
             return f"was stopped for {silence:.0f} s"
         beat, computing = self.beats.read(rank.place.rank), rank.cpu.busy(now)
-        allowed = self.timeout * (PATIENT if computing or beat.blocked else 1 if beat.at else heartbeat.STARTING)
+        allowed = self.timeout * (PATIENT if computing or beat.blocked else 1 if beat.step >= 0 else heartbeat.STARTING)
         what = "computed without an end" if computing else "gave no sign of life"
         return f"{what} for {silence:.0f} s" if silence > allowed else ""
 
