@@ -71,7 +71,11 @@ def test_a_recipe_file_trains_as_its_flags_do(tmp_path: Path) -> None:
         ("clip = []", "clip is []: write a number"),
         ("lr = inf", "lr is inf: write a finite number"),
         ("stages = ", "is not a TOML recipe"),
-        ('method = "penality"', "unknown method 'penality': write one of serial, penalty, al (nearest: penalty)"),
+        (
+            'method = "penality"',
+            "unknown method 'penality': write one of serial, penalty, al, replay, delayed, local, dni "
+            "(nearest: penalty)",
+        ),
         ("downsample = 3", "unknown downsample '3': write one of 1, 2, 4"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from parlay.coupling import AugmentedLagrangian, Coupling, Penalty
+    from parlay.coupling import DNI, AugmentedLagrangian, Coupling, Delayed, Local, Penalty, Replay, Streaming
     from parlay.errors import InputError
     from parlay.models import build as build_model
     from parlay.partitioning import Partition, partition
@@ -22,28 +22,38 @@ if TYPE_CHECKING:
 _HOMES = {
     "AugmentedLagrangian": "coupling",
     "Coupling": "coupling",
+    "DNI": "coupling",
+    "Delayed": "coupling",
     "InputError": "errors",
+    "Local": "coupling",
     "Partition": "partitioning",
     "Penalty": "coupling",
     "Rate": "rates",
     "Recipe": "recipe",
+    "Replay": "coupling",
     "Result": "training",
     "Schedule": "schedule",
+    "Streaming": "coupling",
     "Trainer": "trainer",
     "build_model": "models.build",
     "partition": "partitioning",
 }
 
 __all__ = [
+    "DNI",
     "AugmentedLagrangian",
     "Coupling",
+    "Delayed",
     "InputError",
+    "Local",
     "Partition",
     "Penalty",
     "Rate",
     "Recipe",
+    "Replay",
     "Result",
     "Schedule",
+    "Streaming",
     "Trainer",
     "build_model",
     "partition",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from parlay import __version__, faults
 from parlay.errors import InputError, StageLost
 from parlay.launch import places, worker
-from parlay.recipe import AUTO, DATASETS, Recipe, flag, make_recipe, nearest, read_recipe
+from parlay.recipe import AUTO, DATASETS, METHODS, Recipe, flag, make_recipe, nearest, read_recipe
 
 if TYPE_CHECKING:
     from parlay.progress import Progress
@@ -229,6 +229,68 @@ def _bench(given: argparse.Namespace) -> int:
     return FINISHED
 
 
+def _compare(given: argparse.Namespace) -> int:
+    if places.is_worker():
+        raise InputError("compare starts its processes itself: write parlay compare without torchrun")
+    base = read_recipe(Path(given.recipe), ("methods", "seeds")) if given.recipe else {}
+    methods = given.methods or _joined("methods", base.pop("methods", None)) or ",".join(METHODS)
+    seeds = given.seeds or _joined("seeds", base.pop("seeds", None)) or str(base.get("seed", 0))
+    keys = {**base, **_given_keys(given)}
+    common = make_recipe(keys, {"method": "serial"})  # refuses what is wrong in any row
+    from parlay import compare
+
+    rows, numbers = compare.read_rows(methods), compare.read_seeds(seeds)
+    out = Path(common.out) if common.out else Path("runs") / f"compare-{common.dataset}-{common.model}"
+    planned = compare.plan(rows, numbers, keys, out)
+    from parlay import report
+    from parlay.progress import for_terminal
+    from parlay.records import dumps, write_json
+    from parlay.report import console
+
+    status = compare.carry_out(planned, _fit_any, for_terminal())
+    folders, found = compare.there(planned), compare.table(planned)
+    about = {name: getattr(common, name) for name in ("dataset", "model", "epochs", "batch_size")}
+    told = {"status": status, **about, "seeds": numbers, "command": given.line, "rows": found}
+    if folders:
+        write_json(out / "comparison.json", told)
+        report.write(
+            folders, out / "report.html", f"{common.model} on {common.dataset}, by several methods", timed=True
+        )
+    if given.json:
+        print(dumps(told, indent=2))
+    elif folders:
+        console.compare({one.folder: one.row.text for one in planned if one.folder in folders})
+        console.say(f"report: {out / 'report.html'}")
+    if status == "interrupted":
+        return _say_no(f"interrupted: the same command goes on with {out}", FAILED)
+    return FINISHED if status == "finished" else FAILED
+
+
+def _fit_any(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> dict[str, Any]:
+    """By the engine that the recipe asks for; the run folder is left as `train` leaves it."""
+    from parlay import report
+
+    if recipe.engine == "distributed":
+        from parlay.launch import command
+        from parlay.launch.supervisor import Launch
+
+        summary = command.train(Launch(recipe, out, resume))
+    else:
+        summary = _fit(recipe, out, resume, progress).summary
+    if summary["epochs"]:
+        report.write([out], out / "report.html", out.name)
+    return summary
+
+
+def _joined(name: str, value: Any) -> str:
+    """A list of a recipe as the flag would have it."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list):
+        raise InputError(f"{name} is {value!r} in the recipe: write a list, as in ['serial', 'al'] or [0, 1]")
+    return ",".join(map(str, value))
+
+
 def _data(given: argparse.Namespace) -> int:
     doings = {"list": _data_list, "fetch": _data_fetch, "check": _data_check}
     if given.what not in doings:
@@ -376,6 +438,20 @@ def _parser() -> _Parser:
                 metavar="P",
                 help="where the processes meet (distributed; default: a free one)",
             )
+    sub = command("compare", _compare, "the same work by several methods, one table, one report")
+    sub.add_argument(
+        "--recipe", metavar="FILE", help="TOML file with the same keys, methods and seeds as lists; flags win"
+    )
+    sub.add_argument(
+        "--methods",
+        metavar="ROWS",
+        help="methods, each with keys of its own, as in serial,al,al:downsample=2:schedule=tail:4:1 (default: all)",
+    )
+    sub.add_argument("--seeds", metavar="N,N", help="every row is trained with each of them (default: 0)")
+    for key in fields(Recipe):
+        if key.name not in ("method", "seed"):
+            _add_flag(sub, key)
+    sub.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
     sub = command("bench", _bench, "time per step of serial, layer-parallel, pipeline and data-parallel training")
     sub.add_argument("--recipe", metavar="FILE", help="TOML file with the same keys; flags win")
     for key in fields(Recipe):

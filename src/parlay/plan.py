@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 from parlay import stores
 from parlay.bench import forecast
 from parlay.bench.cpu import one_core
+from parlay.coupling import Streaming
 from parlay.errors import InputError
 from parlay.filters import downsample
 from parlay.partitioning import block_costs
@@ -53,6 +55,8 @@ def plan(recipe: Recipe) -> dict[str, Any]:
 
 def auxiliary_bytes(setup: Setup) -> int:
     """What the stores of a run will hold."""
+    if isinstance(setup.method, Streaming):
+        return _queue_bytes(setup, setup.method)
     if setup.coupling is None:
         return 0
     recipe, reduce = setup.recipe, downsample(setup.recipe.downsample)
@@ -60,6 +64,15 @@ def auxiliary_bytes(setup: Setup) -> int:
     shapes = [reduce.shape(shape) for shape in setup.partition.shapes]
     dtype = stores.DTYPES[recipe.store_dtype]
     return stores.store_bytes(setup.facts.train_size * copies, shapes, dtype, setup.coupling.keeps_multipliers)
+
+
+def _queue_bytes(setup: Setup, method: Streaming) -> int:
+    """Of a streaming method, in single precision. Activations and networks beside the stages are not in it."""
+    reduce = downsample(setup.recipe.downsample)
+    sizes = [math.prod(setup.facts.shape), *(math.prod(reduce.shape(shape)) for shape in setup.partition.shapes), 0]
+    batches = [method.kept(k, len(setup.partition)) for k in range(len(setup.partition))]
+    elements = sum(i * sizes[k] + o * sizes[k + 1] for k, (i, o) in enumerate(batches))
+    return 4 * min(setup.recipe.batch_size, setup.facts.train_size) * elements
 
 
 def hybrid_speedup(ratio: float, phases: str) -> float:
@@ -75,8 +88,11 @@ def _side_by_side(recipe: Recipe) -> bool:
 
 def _projected(setup: Setup) -> dict[str, Any]:
     """From the stages, measured one after the other: no communication, no devices that slow each other down."""
-    stage_ms = [1000 * seconds for seconds in _stage_seconds(setup)]
-    serial_ms = sum(stage_ms)
+    alone_ms = [1000 * seconds for seconds in _stage_seconds(setup)]
+    method = setup.method
+    work = [method.work(k, len(alone_ms)) if isinstance(method, Streaming) else 1.0 for k in range(len(alone_ms))]
+    stage_ms = [ms * share for ms, share in zip(alone_ms, work, strict=True)]
+    serial_ms = sum(alone_ms)
     return {
         "measured": "one by one",
         "serial_ms": serial_ms,

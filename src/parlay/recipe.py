@@ -20,7 +20,9 @@ from parlay.schedule import Schedule
 
 DATASETS = ("digits", "mnist", "cifar10", "cifar100", "synthetic")
 AUTO = "auto"  # in the place of a number of stages: it is measured before there is a recipe
-METHODS = ("serial", "penalty", "al")
+STREAMING = ("replay", "delayed", "local", "dni")
+"""Methods whose states live a few steps."""
+METHODS = ("serial", "penalty", "al", *STREAMING)
 
 
 def option(default: Any, text: str, choices: Iterable[Any] = (), form: str = "") -> Any:
@@ -43,7 +45,9 @@ class Recipe:
         "even", "even, cost (measured time per block), or the cuts themselves, as in 4,7", form="HOW"
     )
     downsample: int = option(1, "factor r of the states' side: they take 1/r² of the memory", (1, 2, 4))
-    schedule: str = option("alternate:4:1", "parallel, serial, alternate:M:N or tail:M:N", form="WHEN")
+    schedule: str = option(
+        "alternate:4:1", "parallel, serial, alternate:M:N, tail:M:N or adaptive[:COSINE]", form="WHEN"
+    )
     epochs: int = option(30, "epochs", form="E")
     batch_size: int = option(128, "samples per step", form="B")
     lr: float = option(0.1, "initial learning rate of the weights", form="LR")
@@ -78,6 +82,16 @@ class Recipe:
     order: str | None = option(None, "who uses a state when (penalty)", ("red-black", "joint"))
     multiplier: str | None = option(None, "update of the multipliers (al)", ("hestenes", "printed"))
     multiplier_step: float | None = option(None, "step or rate of the multipliers (al)", form="A")
+    condition: str | None = option(None, "what predicts adjoints beside features (dni)", ("labels", "none"))
+    predict: float | None = option(
+        None, "share of its delay by which a forward pass looks ahead along the momentum (replay, delayed)", form="F"
+    )
+    accumulate: int | None = option(None, "batches whose gradients make one update (replay, delayed)", form="N")
+    slow_start: float | None = option(
+        None,
+        "epochs until a stage has its full learning rate, at first divided by its delay (replay, delayed)",
+        form="E",
+    )
 
     optimizer: str = option("sgd", "optimiser of every stage", ("sgd", "adam"))
     momentum: float = option(0.9, "momentum of sgd", form="M")
@@ -86,7 +100,9 @@ class Recipe:
     warmup: float = option(0.0, "epochs over which the learning rate rises", form="E")
     clip: float | None = option(None, "largest norm of a stage's gradient", form="C")
     augment: str = option(
-        "auto", "none, random (serial phases), or N fixed copies per image; auto: as is usual", form="HOW"
+        "auto",
+        "none, random (serial phases; always with streaming methods), or N fixed copies per image; auto: as is usual",
+        form="HOW",
     )
 
     store: str = option("auto", "where states are kept; auto: the first that fits", ("auto", "device", "host", "file"))
@@ -121,6 +137,8 @@ class Recipe:
         if self.engine == "in-process" and (self.replicas > 1 or self.serial_phase == "pipeline"):
             wrong = "replicas" if self.replicas > 1 else "serial-phase pipeline"
             raise InputError(f"{wrong} needs a process for each: write --engine distributed, or leave it out")
+        if self.engine == "distributed" and self.method in STREAMING:
+            raise InputError(f"method {self.method} trains in one process so far: write engine in-process")
         if self.replicas > 1 and self.serial_phase == "pipeline":
             raise InputError(
                 "a pipeline takes no replicas, whose shares of a batch differ: write serial-phase sequential"
@@ -161,15 +179,15 @@ def flag(name: str) -> str:
     return name.replace("_", "-")
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
-    """The keys of a TOML recipe, checked against those there are, by field name."""
+def read_recipe(path: Path, beside: Iterable[str] = ()) -> dict[str, Any]:
+    """The keys of a TOML recipe, checked against those there are, by field name; and those that may stand beside."""
     try:
         content = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise InputError(f"no recipe at {path}: write the path of a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path} is not a TOML recipe ({error}): write lines such as `stages = 3`") from None
-    known = {flag(key.name): key.name for key in fields(Recipe)}
+    known = {flag(key.name): key.name for key in fields(Recipe)} | {name: name for name in beside}
     for name in content:
         if name not in known:
             raise InputError(f"unknown key '{name}' in {path}: write '{nearest(flag(name), known)}'")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from parlay import data, models
-from parlay.coupling import AugmentedLagrangian, Coupling, Penalty
+from parlay.coupling import DNI, AugmentedLagrangian, Coupling, Delayed, Local, Method, Penalty, Replay
 from parlay.data import CropAndFlip, expand, normalise
 from parlay.engines.world import World, started
 from parlay.errors import InputError
@@ -25,7 +25,14 @@ from parlay.recipe import Recipe, flag
 from parlay.trainer import Trainer, mixed_precision, spread
 from parlay.training import Result
 
-COUPLINGS: dict[str, type[Coupling]] = {"penalty": Penalty, "al": AugmentedLagrangian}
+METHODS: dict[str, type[Method]] = {
+    "penalty": Penalty,
+    "al": AugmentedLagrangian,
+    "replay": Replay,
+    "delayed": Delayed,
+    "local": Local,
+    "dni": DNI,
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,12 @@ class Setup:
     """Resolved: every key that the method fills in has its value."""
     facts: data.Facts
     partition: Partition
-    coupling: Coupling | None
+    method: Method | None
+
+    @property
+    def coupling(self) -> Coupling | None:
+        """The method, where it keeps states of all samples."""
+        return self.method if isinstance(self.method, Coupling) else None
 
 
 def set_up(recipe: Recipe) -> Setup:
@@ -53,8 +65,8 @@ def set_up(recipe: Recipe) -> Setup:
     example = example.to(device).contiguous(memory_format=torch.channels_last)
     with mixed_precision(recipe.precision, device):
         cut = partition(model, recipe.stages, example, recipe.cuts())
-    coupling = make_coupling(recipe)
-    return Setup(_resolve(recipe, cut, coupling), facts, cut, coupling)
+    method = make_method(recipe)
+    return Setup(_resolve(recipe, cut, method), facts, cut, method)
 
 
 def _device(recipe: Recipe) -> torch.device:
@@ -65,14 +77,22 @@ def _device(recipe: Recipe) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
-def make_coupling(recipe: Recipe) -> Coupling | None:
+def make_method(recipe: Recipe) -> Method | None:
     """The method with the keys that the recipe gives; its own defaults for the others."""
-    takes = {method: {key.name for key in fields(kind)} for method, kind in COUPLINGS.items()}
-    given = {n: getattr(recipe, n) for n in _coupling_keys() if getattr(recipe, n) is not None}
-    for name in sorted(given.keys() - takes.get(recipe.method, set())):
-        others = " or ".join(method for method, names in takes.items() if name in names)
+    given = {n: getattr(recipe, n) for n in _shared_keys() if getattr(recipe, n) is not None}
+    for name in sorted(given.keys() - method_keys(recipe.method)):
+        others = " or ".join(method for method in METHODS if name in method_keys(method))
         raise InputError(f"{flag(name)} is not for method '{recipe.method}': leave it out, or write method {others}")
-    return COUPLINGS[recipe.method](**given) if recipe.method in COUPLINGS else None
+    if recipe.method not in METHODS:
+        return None
+    if "predict" in method_keys(recipe.method) and not (recipe.optimizer == "sgd" and recipe.momentum > 0):
+        given.setdefault("predict", 0.0)  # it looks ahead along the momentum of SGD
+    return METHODS[recipe.method](**given)
+
+
+def method_keys(method: str) -> set[str]:
+    """The keys of a recipe that a method takes."""
+    return {key.name for key in fields(METHODS[method])} & _shared_keys() if method in METHODS else set()
 
 
 def train(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result:
@@ -107,7 +127,7 @@ def make_trainer(setup: Setup, out: Path | None, progress: Progress) -> Trainer:
     return Trainer(
         setup.partition,
         ReconstructionAndKL() if vae else nn.CrossEntropyLoss(),
-        setup.coupling,
+        setup.method,
         recipe.schedule,
         optimizer=partial(_optimizer, recipe),
         rate=Rate(recipe.lr_schedule, recipe.warmup),
@@ -143,17 +163,17 @@ def _resolve_serial(recipe: Recipe) -> Recipe:
     return replace(recipe, stages=1, partition="even", schedule="serial") if recipe.method == "serial" else recipe
 
 
-def _resolve(recipe: Recipe, cut: Partition, coupling: Coupling | None) -> Recipe:
-    filled = {name: getattr(coupling, name) for name in _coupling_keys() if hasattr(coupling, name)} if coupling else {}
+def _resolve(recipe: Recipe, cut: Partition, method: Method | None) -> Recipe:
+    filled = {name: getattr(method, name) for name in method_keys(recipe.method)} if method else {}
     if recipe.partition == "cost" and cut.cuts:  # measured: another run would measure, and maybe cut, otherwise
         filled["partition"] = ",".join(map(str, cut.cuts))
     return replace(recipe, **filled)
 
 
-def _coupling_keys() -> set[str]:
-    """The keys that recipe and couplings share."""
-    of_couplings = {key.name for kind in COUPLINGS.values() for key in fields(kind)}
-    return of_couplings & {key.name for key in fields(Recipe)}
+def _shared_keys() -> set[str]:
+    """The keys that recipe and methods share."""
+    of_methods = {key.name for kind in METHODS.values() for key in fields(kind)}
+    return of_methods & {key.name for key in fields(Recipe)}
 
 
 def _synthetic(recipe: Recipe) -> data.Synthetic:

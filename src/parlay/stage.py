@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -48,8 +48,11 @@ class Stage:
         """In the precision that the stage before puts out: a residual stream in float32 would be twice the bytes."""
         return state.to(self.autocast or state.dtype)
 
-    def forward(self, x: Tensor, quick: bool = False) -> Tensor:
-        """`quick`: through the compiled blocks, where there are any; the batch is one that they are made for."""
+    def forward(self, x: Tensor, quick: bool = False, instead: Mapping[str, Tensor] | None = None) -> Tensor:
+        """`quick`: through the compiled blocks, where there are any; the batch is one that they are made for.
+
+        `instead`: other tensors in the place of weights and buffers, by their names.
+        """
         x = x.to(self.device, non_blocking=True)
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -57,6 +60,8 @@ class Stage:
             x = x.clone()
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             module: nn.Module = self._quick if quick and self._quick is not None else self.module
+            if instead:
+                return functional_call(module, dict(instead), (x,))  # type: ignore[no-any-return]
             if not (self._copies and torch.is_grad_enabled()):
                 return module(x)  # type: ignore[no-any-return]
             self._renew_copies()
@@ -65,6 +70,36 @@ class Stage:
     def gradients(self) -> list[Tensor]:
         self._collect()
         return [w.grad for w in self.parameters.values() if w.grad is not None]
+
+    def take_gradients(self) -> dict[str, Tensor]:
+        """By the names of their weights; the stage forgets them."""
+        self._collect()
+        taken = {name: w.grad for name, w in self.parameters.items() if w.grad is not None}
+        self.forget_gradients()
+        return taken
+
+    @torch.no_grad()
+    def ahead(self, steps: float) -> dict[str, Tensor]:
+        """The weights so many steps on, if SGD went on along its momentum alone; without those that have none yet."""
+        names = {id(weight): name for name, weight in self.parameters.items()}
+        found: dict[str, Tensor] = {}
+        for group in self._groups():
+            moving = [w for w in group["params"] if "momentum_buffer" in self._optimizer_state(w)]
+            if moving:
+                momenta = [self._optimizer_state(w)["momentum_buffer"] for w in moving]
+                # copies lie in memory as the weights do: convolutions then round the same way after a resume
+                ahead = [w.clone() for w in moving]
+                torch._foreach_add_(ahead, torch._foreach_mul(momenta, -steps * group["lr"]))
+                found |= dict(zip((names[id(w)] for w in moving), ahead, strict=True))
+        return found
+
+    @property
+    def has_momentum(self) -> bool:
+        """Is there one to look ahead along? A stage without weights stays where it is."""
+        optimizer = self.optimizer
+        return optimizer is None or (
+            isinstance(optimizer, torch.optim.SGD) and all(group["momentum"] > 0 for group in self._groups())
+        )
 
     def set_rate(self, rate: Tensor | float) -> None:
         """The learning rate of the next steps, as a share of the initial one."""
@@ -145,7 +180,7 @@ class Stage:
         gradients = [torch.empty_like(weight) for weight in weights]
         torch._foreach_copy_(gradients, list(found.values()))
         for name, weight, gradient in zip(found, weights, gradients, strict=True):
-            weight.grad = gradient
+            weight.grad = gradient if weight.grad is None else weight.grad + gradient  # where several are added up
             self._copies[name].grad = None
 
     def _groups(self) -> list[dict[str, Any]]:

@@ -17,7 +17,8 @@ import torch
 
 from parlay import evaluate, stores
 from parlay.checkpoint import FolderLock
-from parlay.coupling import AugmentedLagrangian, Coupling
+from parlay.coupling import AugmentedLagrangian, Coupling, Method, Streaming
+from parlay.coupling.streaming import Crossing, Site, Station
 from parlay.data import Augmentation, as_split
 from parlay.data.feed import Feed, Prepare
 from parlay.engines.base import Engine
@@ -51,7 +52,7 @@ class Trainer:
         self,
         stages: Partition,
         loss: evaluate.Loss,
-        method: Coupling | None = None,
+        method: Method | None = None,
         schedule: str | Schedule = "alternate:4:1",
         *,
         optimizer: MakeOptimizer = sgd,
@@ -84,7 +85,8 @@ class Trainer:
         """The method is `AugmentedLagrangian()` where none is given; the loss is a mean over the samples.
 
         `optimizer` makes a stage's optimiser of its weights. `prepare` and `augment` stand between the data and the
-        network; the latter works in serial phases. `reconstruct`: the target of a sample is the sample itself.
+        network; the latter works in serial phases, and with streaming methods in all. `reconstruct`: the target of a
+        sample is the sample itself.
         `capture`: record steps as CUDA graphs where possible. `compile`: compile what is recorded; None: where it pays.
         `engine`: "distributed" trains one stage in this process and leaves the others to those that torchrun has
         started beside it; "auto" does so where there are some. `replicas`, `serial_phase`, `micro_batches` and
@@ -93,7 +95,7 @@ class Trainer:
         """
         if not isinstance(stages, Partition):
             raise InputError(f"stages is a {type(stages).__name__}: write parlay.partition(model, K, example=inputs)")
-        if method is not None and not isinstance(method, Coupling):
+        if method is not None and not isinstance(method, Method):
             raise InputError(f"method is {method!r}: write an object, as in parlay.AugmentedLagrangian()")
         if batch_size < 1:
             raise InputError(f"batch-size is {batch_size}: write a number of at least 1")
@@ -101,7 +103,7 @@ class Trainer:
             raise InputError(f"unknown store-dtype '{store_dtype}': write one of {', '.join(stores.DTYPES)}")
         self.partition = stages
         self.loss = loss
-        self.method = method or AugmentedLagrangian()
+        self.method: Method = method or AugmentedLagrangian()
         self.schedule = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
         self.optimizer = optimizer
         self.rate = rate or Rate()
@@ -206,6 +208,7 @@ class Trainer:
         cut = zip(self.partition.stages, self.devices, strict=True)
         stages = [Stage(module, self.optimizer, device, self.autocast) for module, device in cut]
         interfaces = self._interfaces(feed, folder)
+        stations = self._stations(self.method, stages, feed) if isinstance(self.method, Streaming) else None
         why_not = self._why_not_captured(stages)
         if why_not and self.capture and self.devices[0].type == "cuda":
             self.progress.line(f"steps are not recorded as CUDA graphs: {why_not}")
@@ -216,6 +219,7 @@ class Trainer:
             self.method,
             self.loss,
             feed,
+            stations=stations,
             clip=self.clip,
             batch_size=min(self.batch_size, len(feed)),
             capture=self.capture and not why_not,
@@ -226,6 +230,9 @@ class Trainer:
     def _distributed(self, world: World, feed: Feed, folder: Path) -> Engine:
         from parlay.engines.distributed import Distributed  # not where everything is in this process
 
+        if isinstance(self.method, Streaming):
+            name = type(self.method).__name__
+            raise InputError(f"{name} trains in one process so far: write engine in-process")
         world.open(self.devices[0])
         modules, k, needed = self.partition.stages, world.stage, 0
         pool = world.pooled if world.replicas > 1 else None
@@ -264,8 +271,37 @@ class Trainer:
             timeline=self.timeline,
         )
 
+    def _stations(self, method: Streaming, stages: list[Stage], feed: Feed) -> list[Station]:
+        """The stages at work, for methods whose states live a few steps."""
+        reduce = make_filter(self.downsample)
+        cuts = [None, *(Crossing(shape, reduce) for shape in self.partition.shapes), None]
+        for shape in self.partition.shapes:
+            reduce.shape(shape)  # refused here where it cannot be downsampled
+        rows, outputs = min(self.batch_size, len(feed)), self._output_shape(stages, feed)
+        classes = None
+        if (
+            outputs is not None
+            and len(outputs) == 1
+            and not (feed.reconstruct or feed.split.targets.is_floating_point())
+        ):
+            classes = outputs[0]
+        around = enumerate(zip(stages, cuts, cuts[1:], strict=False))
+        common = self.loss, rows, outputs, classes, self.optimizer, self.seed
+        return [
+            method.station(Site(stage, k, len(stages), before, after, *common)) for k, (stage, before, after) in around
+        ]
+
+    def _output_shape(self, stages: list[Stage], feed: Feed) -> tuple[int, ...] | None:
+        """Of what the network puts out for a sample; None where that is not one tensor."""
+        self.partition.model.eval()
+        with torch.no_grad():
+            x: Any = feed.batch(torch.zeros(1, dtype=torch.int64))[0]
+            for stage in stages:
+                x = stage.forward(x)
+        return tuple(x.shape[1:]) if isinstance(x, torch.Tensor) else None
+
     def _interfaces(self, feed: Feed, folder: Path) -> list[Interface]:
-        if self.schedule.kind == "serial":  # it keeps no states
+        if self.schedule.kind == "serial" or isinstance(self.method, Streaming):  # they keep no states
             return []
         everyone = range(1, len(self.partition))
         kind = stores.place(self.store, self._store_bytes(len(feed), everyone), self.devices[-1], folder)
@@ -273,7 +309,7 @@ class Trainer:
 
     def _store_bytes(self, samples: int, interfaces: range) -> int:
         shapes = [make_filter(self.downsample).shape(self.partition.shapes[k - 1]) for k in interfaces]
-        return stores.store_bytes(samples, shapes, stores.DTYPES[self.store_dtype], self.method.keeps_multipliers)
+        return stores.store_bytes(samples, shapes, stores.DTYPES[self.store_dtype], self._coupling.keeps_multipliers)
 
     def _interface(self, k: int, samples: int, kind: str, folder: Path, pool: Pool | None = None) -> Interface:
         shape, reduce = self.partition.shapes[k - 1], make_filter(self.downsample)
@@ -283,8 +319,14 @@ class Trainer:
             path, dtype = folder / "stores" / f"{what}-{k}{of}.bin", stores.DTYPES[self.store_dtype]
             return stores.make_store(kind, samples, reduce.shape(shape), dtype, self.devices[k], path)
 
-        multipliers = store("multipliers") if self.method.keeps_multipliers else None
-        return Interface(shape, reduce, self.method, store("states"), multipliers, pool)
+        multipliers = store("multipliers") if self._coupling.keeps_multipliers else None
+        return Interface(shape, reduce, self._coupling, store("states"), multipliers, pool)
+
+    @property
+    def _coupling(self) -> Coupling:
+        """The method, where it keeps states."""
+        assert isinstance(self.method, Coupling)
+        return self.method
 
     def _why_not_captured(self, stages: list[Stage]) -> str:
         if self.devices[0].type != "cuda" or len(set(self.devices)) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from parlay import checkpoint, faults, timeline
 from parlay.checkpoint import atomic_write
+from parlay.coupling import Coupling
 from parlay.data import batches
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine, Totals, stage_tensors
@@ -23,7 +24,7 @@ from parlay.evaluate import estimate_statistics, unchanged_buffers
 from parlay.interrupt import Interrupt
 from parlay.launch import heartbeat
 from parlay.records import Record, Records, environment, write_json
-from parlay.schedule import PARALLEL, SERIAL
+from parlay.schedule import PARALLEL, SERIAL, adapted, healthy
 
 if TYPE_CHECKING:
     from parlay.trainer import Trainer
@@ -56,6 +57,8 @@ class Position:
     """Of this epoch, so far."""
     refresh_seconds: float = 0.0
     violation_at_entry: list[float] | None = None
+    cosines: list[float] | None = None
+    """Between parallel and true gradients: of the whole network and of every stage. Probed by an adaptive schedule."""
     totals: Totals = field(default_factory=Totals)
 
 
@@ -138,16 +141,33 @@ class Run:
             now.step += 1
             self.trainer.progress.step(f"epoch {epoch + 1} {PHASE_NAMES[phase]}")
         engine.drain()
+        if now.step == self.steps and self._ends_here(epoch):
+            engine.finish()
+        if self._adapts and phase == PARALLEL and now.step == self.steps:
+            now.cosines = engine.cosines(self._next_visit(epoch))
         now.seconds = time.perf_counter() - began
         if now.step < self.steps:
             return False
         record = self._record(epoch)
         self.crew.gathered(lambda: self.records.append(record))
         self.trainer.progress.epoch(record, self.epochs)
+        if self._adapts and phase == PARALLEL:  # all processes do what the leader's record says
+            self.phases = self.crew.led(lambda: adapted(self.phases, epoch, record["healthy"]))
+            if self._ends_here(epoch):
+                engine.finish()
         self.position = Position(epoch + 1)
         if self._due(epoch):
             self._save()
         return True
+
+    @property
+    def _adapts(self) -> bool:
+        return self.trainer.schedule.kind == "adaptive"
+
+    def _ends_here(self, epoch: int) -> bool:
+        """Is this the last epoch of a parallel phase, as far as is known?"""
+        following = self.phases[epoch + 1] if epoch + 1 < self.epochs else SERIAL
+        return self.phases[epoch] == PARALLEL and following == SERIAL
 
     def _after_serial(self, epoch: int) -> bool:
         return epoch == 0 or self.phases[epoch - 1] == SERIAL
@@ -155,26 +175,46 @@ class Run:
     def _steps(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         trainer = self.trainer
         ids = batches(len(self.feed), trainer.batch_size, trainer.seed, epoch)
-        beta = trainer.method.beta_at(epoch, self.epochs)
+        beta = self._beta(epoch)
         for step in range(first, len(ids)):
-            rate = trainer.rate.at(epoch + step / len(ids), self.epochs)
+            when = epoch + step / len(ids)
+            rate = trainer.rate.at(when, self.epochs)
             following = ids[step + 1] if step + 1 < len(ids) else None
-            yield Batch(ids[step], epoch, step, rate, beta, trainer.seed, following)
+            yield Batch(ids[step], epoch, step, rate, beta or 0.0, trainer.seed, following, when)
+
+    def _beta(self, epoch: int) -> float | None:
+        """None for methods without a penalty."""
+        method = self.trainer.method
+        return method.beta_at(epoch, self.epochs) if isinstance(method, Coupling) else None
+
+    def _next_visit(self, epoch: int) -> Batch:
+        """Of the epoch's first samples: their states are an epoch old now, as states are on average when used."""
+        return replace(next(self._steps(epoch)), epoch=epoch + 1, following=None)
 
     def _record(self, epoch: int) -> Record:
         now, totals, parallel = self.position, self.engine.totals, self.phases[epoch] == PARALLEL
-        return {
+        record = {
             "epoch": epoch,
             "phase": PHASE_NAMES[self.phases[epoch]],
-            "losses": totals.means(totals.loss),
+            "losses": totals.losses(),
             **self._judged(estimate=self._has_been_apart(epoch), last=epoch + 1 == self.epochs),
             "violation": totals.means(totals.violation) if parallel else None,
             "violation_at_entry": now.violation_at_entry,
             "seconds": now.seconds,
             "refresh_seconds": now.refresh_seconds,
             "learning_rate": self.engine.learning_rate,
-            "beta": self.trainer.method.beta_at(epoch, self.epochs) if parallel else None,
+            "beta": self._beta(epoch) if parallel else None,
         }
+        return {**record, **self._health(record)} if self._adapts else record
+
+    def _health(self, record: Record) -> Record:
+        """What the adaptive schedule has looked at after a parallel epoch, and what it makes of it."""
+        if record["phase"] == PHASE_NAMES[SERIAL]:
+            return {"cosine": None, "stage_cosines": None, "healthy": None}
+        probed = self.position.cosines
+        cosine, stages = (probed[0], probed[1:]) if probed else (None, None)
+        well = healthy(record["train_loss"], record["losses"][-1], cosine, self.trainer.schedule.threshold)
+        return {"cosine": cosine, "stage_cosines": stages, "healthy": well}
 
     def _judged(self, estimate: bool, last: bool) -> dict[str, float | None]:
         """Losses and accuracy through the whole network, with batch statistics estimated for it where it was apart.
@@ -225,6 +265,7 @@ class Run:
         with_states = parallel and (now.step > 0 or not self._after_serial(now.epoch))
         meta = {
             "position": asdict(now),
+            "phases": self.phases,
             "total_seconds": self._total_seconds(),
             "made_with": self._made_with(),
             "cuts": list(self.trainer.partition.cuts),
@@ -271,6 +312,8 @@ class Run:
         self._check_resumable(found, stage_tensors(parts))
         kept = found.meta["position"]
         self.position = Position(**{**kept, "totals": Totals(**kept["totals"])})
+        if self._adapts and "phases" in found.meta:  # as decided then
+            self.phases = (found.meta["phases"][: self.position.epoch + 1] + PARALLEL * self.epochs)[: self.epochs]
         self.began -= found.meta["total_seconds"]
         self.saved = found.path
         self.engine.load(parts)
@@ -329,7 +372,8 @@ class Run:
         for size in {min(batch_size, len(self.feed)), len(self.feed) % batch_size or batch_size}:
             ids = torch.arange(size)
             apart = PARALLEL in self.phases and len(self.trainer.partition) > 1
-            turns = [self.trainer.method.turn(ids, 0, k) for k in (0, 1)] if apart else []
+            method = self.trainer.method
+            turns = [method.turn(ids, 0, k) for k in (0, 1)] if apart and isinstance(method, Coupling) else []
             if any(len(part) == 1 for part in (ids, *turns) if part is not None):
                 return True
         return False
@@ -365,6 +409,7 @@ class Run:
             "schedule": str(trainer.schedule),
             "downsample": trainer.downsample,
             "epochs": len(rows),
+            "steps_per_epoch": self.steps,
             "seed": trainer.seed,
             "parameters": sum(w.numel() for w in trainer.partition.model.parameters()),
             "test_accuracy": last.get("test_accuracy"),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from parlay.bench.core import Problem, Row, Say, best, interleaved
 from parlay.errors import InputError
-from parlay.recipe import Recipe
+from parlay.recipe import STREAMING, Recipe
 
 DEFAULTS: dict[str, Any] = {"dataset": "cifar10", "stages": 2, "partition": "cost"}
 """Where the benchmark differs from training: photographs, which need not lie on the disk, and stages cut by cost."""
@@ -29,6 +29,8 @@ class Found(NamedTuple):
 
 def run(recipe: Recipe, rounds: int, steps: int, say: Say) -> Found:
     """Time all systems of the recipe's device."""
+    if recipe.method in STREAMING:
+        raise InputError("the bench times methods that keep states: write method al or penalty")
     kind = _device(recipe)
     if find_spec(f"parlay.bench.{kind}") is None:
         raise InputError(f"there is no benchmark on {kind}: write --device cpu")

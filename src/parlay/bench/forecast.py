@@ -72,11 +72,17 @@ def _processor_ms(gang: Gang) -> list[float]:
 
 
 def exchanged(setup: Setup) -> list[int]:
-    """Bytes per step at every interface: states and multipliers one way, outputs the other, as they are stored."""
-    if setup.coupling is None:
+    """Bytes per step at every interface: states and multipliers one way, outputs the other, as they are stored.
+
+    Of a streaming method: outputs one way, adjoints, where there are any, the other.
+    """
+    if setup.method is None:
         return []
     recipe, reduce = setup.recipe, downsample(setup.recipe.downsample)
-    tensors = 3 if setup.coupling.keeps_multipliers else 2
+    if setup.coupling is None:
+        tensors = 1 if recipe.method == "local" else 2
+    else:
+        tensors = 3 if setup.coupling.keeps_multipliers else 2
     each = recipe.batch_size * stores.DTYPES[recipe.store_dtype].itemsize * tensors
     return [each * math.prod(reduce.shape(shape)) for shape in setup.partition.shapes]
 

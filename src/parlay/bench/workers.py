@@ -16,11 +16,12 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn.parallel import DistributedDataParallel
 
 from parlay.bench.gang import Place, Worker
-from parlay.coupling import Pair
+from parlay.coupling import Coupling, Pair
 from parlay.data import Split
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch
 from parlay.engines.distributed import Distributed
+from parlay.errors import InputError
 from parlay.filters import downsample
 from parlay.interface import Interface
 from parlay.progress import Silent
@@ -49,13 +50,20 @@ class Bench:
         trainer = make_trainer(setup, None, Silent())
         return cls(setup, trainer, Feed(synthetic(setup), trainer.prepare))
 
+    @property
+    def coupling(self) -> Coupling:
+        method = self.trainer.method
+        if not isinstance(method, Coupling):
+            raise InputError("the bench times methods that keep states: write method al or penalty")
+        return method
+
     def ids(self, step: int) -> Tensor:
         """The samples of a step: even and odd ones in turn, as in training."""
         size = self.setup.recipe.batch_size
         return torch.arange(size) + size * (step % BATCHES)
 
     def batch(self, step: int) -> Batch:
-        beta = self.trainer.method.beta_at(0, 1)
+        beta = self.coupling.beta_at(0, 1)
         return Batch(self.ids(step), 0, step, 1.0, beta, self.setup.recipe.seed, following=self.ids(step + 1))
 
     def stage(self, module: nn.Sequential) -> Stage:
@@ -94,8 +102,8 @@ class Alone(Worker):
         self.bench = Bench.of(recipe)
         cut, k = self.bench.setup.partition, place.rank
         self.stage = self.bench.stage(cut.stages[k].train())
-        self.turn = self.bench.trainer.method.turn(self.bench.ids(0), 0, k)
-        self.beta = torch.tensor(self.bench.trainer.method.beta_at(0, 1))
+        self.turn = self.bench.coupling.turn(self.bench.ids(0), 0, k)
+        self.beta = torch.tensor(self.bench.coupling.beta_at(0, 1))
         self.before = _interface(self.bench, k - 1) if k > 0 else None
         self.after = _interface(self.bench, k) if k < len(cut) - 1 else None
         self.steps = 0
@@ -119,7 +127,7 @@ class Alone(Worker):
 
 def _interface(bench: Bench, n: int) -> tuple[Interface, Pair]:
     """The n-th interface for one batch, and what it holds."""
-    recipe, method, shape = bench.setup.recipe, bench.trainer.method, bench.setup.partition.shapes[n]
+    recipe, method, shape = bench.setup.recipe, bench.coupling, bench.setup.partition.shapes[n]
     reduce = downsample(recipe.downsample)
     states, multipliers = (
         DeviceStore(recipe.batch_size, reduce.shape(shape), torch.float32, CPU) for _ in ("states", "multipliers")

@@ -1,7 +1,26 @@
-"""The methods that join neighbouring stages, one file each, behind the interface of `base`."""
+"""The methods that join neighbouring stages, one file each, behind the interfaces of `base` and `streaming`."""
 
 from parlay.coupling.augmented_lagrangian import AugmentedLagrangian
 from parlay.coupling.base import Coupling, Pair
+from parlay.coupling.delayed import Delayed
+from parlay.coupling.dni import DNI
+from parlay.coupling.local import Local
 from parlay.coupling.penalty import Penalty
+from parlay.coupling.replay import Replay
+from parlay.coupling.streaming import Streaming
 
-__all__ = ["AugmentedLagrangian", "Coupling", "Pair", "Penalty"]
+Method = Coupling | Streaming
+"""States per sample, kept for the whole data set, or states that live a few steps."""
+
+__all__ = [
+    "DNI",
+    "AugmentedLagrangian",
+    "Coupling",
+    "Delayed",
+    "Local",
+    "Method",
+    "Pair",
+    "Penalty",
+    "Replay",
+    "Streaming",
+]

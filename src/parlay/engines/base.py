@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,8 @@ class Batch:
     seed: int
     following: Tensor | None = None
     """The ids of the next step, known ahead: their states can be fetched while this one is computed."""
+    time: float = 0.0
+    """When it is, in epochs and fractions of one."""
 
     def random(self, stream: int) -> int:
         """The seed of one stream of random numbers: a function of seed, epoch and step, so nothing needs saving."""
@@ -49,11 +51,24 @@ class Totals:
     samples: int = 0
     loss: list[float] = field(default_factory=list)
     violation: list[float] = field(default_factory=list)
+    counts: list[float] = field(default_factory=list)
+    """Samples of each loss, where stages are at different batches."""
 
     def add(self, samples: int, losses: list[float], violations: list[float]) -> None:
         self.samples += samples
         self.loss = _sum(self.loss, [value * samples for value in losses])
         self.violation = _sum(self.violation, [value * samples for value in violations])
+
+    def add_apart(self, samples: list[int], losses: list[float]) -> None:
+        """Losses of different batches, each with its number of samples."""
+        self.loss = _sum(self.loss, [value * n for value, n in zip(losses, samples, strict=True)])
+        self.counts = _sum(self.counts, [float(n) for n in samples])
+
+    def losses(self) -> list[float]:
+        """Means over the samples."""
+        if not self.counts:
+            return self.means(self.loss)
+        return [value / max(n, 1.0) for value, n in zip(self.loss, self.counts, strict=True)]
 
     def means(self, sums: list[float]) -> list[float]:
         return [value / max(self.samples, 1) for value in sums]
@@ -66,6 +81,13 @@ class Engine(ABC):
     model: nn.Module
     crew: Crew = Alone()
     """The processes that run this engine together, each with a part of the stages."""
+
+    def cosines(self, batch: Batch) -> list[float] | None:  # noqa: ARG002
+        """Of the angles between the parallel and the true gradient on a batch: of all weights, then of each stage's.
+
+        Nothing is changed by it. None where an engine cannot tell.
+        """
+        return None
 
     def agreed(self, stop: bool) -> bool:
         """Asked before every step: does the loop end here? The same answer in all processes, maybe some steps late."""
@@ -108,6 +130,9 @@ class Engine(ABC):
     @abstractmethod
     def parallel_step(self, batch: Batch) -> None:
         """One step of every stage on its own problem, then of every interface."""
+
+    def finish(self) -> None:  # noqa: B027
+        """Train on the batches that are still on their way, when a parallel phase ends."""
 
     @abstractmethod
     def refresh(self, batches: Iterable[Batch], stop: Callable[[], bool]) -> list[float] | None:
@@ -160,12 +185,14 @@ def _sum(sums: list[float], more: list[float]) -> list[float]:
     return [a + b for a, b in zip(sums, more, strict=True)] if sums else more
 
 
-def raise_if_not_finite(batch: Batch, losses: list[float], stages: int) -> None:
-    for k, loss in enumerate(losses):
-        if not math.isfinite(loss):
+def raise_if_not_finite(batch: Batch | Sequence[Batch | None], losses: list[float], stages: int) -> None:
+    """`batch` is that of all losses, or one for each."""
+    batches = [batch] * len(losses) if isinstance(batch, Batch) else batch
+    for k, (its, loss) in enumerate(zip(batches, losses, strict=True)):
+        if its is not None and not math.isfinite(loss):
             whose = f"stage {k} of {stages}" if len(losses) == stages else "the network"  # a serial step has one loss
-            ids = ", ".join(map(str, batch.ids[:4].tolist())) + (", ..." if len(batch.ids) > 4 else "")
-            raise Diverged(f"the loss of {whose} is {loss} in epoch {batch.epoch}, step {batch.step} (samples {ids})")
+            ids = ", ".join(map(str, its.ids[:4].tolist())) + (", ..." if len(its.ids) > 4 else "")
+            raise Diverged(f"the loss of {whose} is {loss} in epoch {its.epoch}, step {its.step} (samples {ids})")
 
 
 def stage_tensors(parts: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ class Step(Protocol):
 
 @final
 class Graphed:
-    """A step of `samples` samples as a graph. The first calls run as they are, and count; other shapes always do.
+    """A step as a graph. The first calls run as they are, and count; those that are not `full`, or of other shapes, do.
 
     So does every call of a step that cannot be recorded: `forget` clears what the attempt has left, `say` tells why.
     `around` is entered for each step of the recorded shapes: what it does there is not recorded.
@@ -30,13 +30,13 @@ class Graphed:
     def __init__(
         self,
         step: Step,
-        samples: int,
+        full: Callable[[Inputs], bool],
         device: torch.device,
         forget: Callable[[], None],
         say: Callable[[str], None],
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.step, self.samples, self.forget, self.say, self.around = step, samples, forget, say, around
+        self.step, self.full, self.forget, self.say, self.around = step, full, forget, say, around
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: Inputs = {}
@@ -46,9 +46,7 @@ class Graphed:
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """The step's output, a tensor of its own."""
-        if len(inputs["ids"]) != self.samples or any(
-            inputs[name].shape != value.shape for name, value in self.inputs.items()
-        ):
+        if not self.full(inputs) or any(inputs[name].shape != value.shape for name, value in self.inputs.items()):
             return self.step(inputs)
         with self.around():
             return self._quickly(inputs)

@@ -9,18 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from parlay import faults
 from parlay.coupling import Coupling, Pair
+from parlay.coupling.streaming import Station, Streaming
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine, Totals, raise_if_not_finite, stage_tensors
 from parlay.engines.compiled import CompiledBlocks, compiled
 from parlay.engines.graphs import Graphed, Inputs
 from parlay.engines.lanes import Lanes
+from parlay.engines.probe import Gradients, cosines
+from parlay.engines.stream import Stream
 from parlay.evaluate import Loss, evaluate, in_float32, unchanged_buffers
 from parlay.interface import Interface
 from parlay.stage import Stage
@@ -55,17 +58,20 @@ class InProcess(Engine):
         model: torch.nn.Module,
         stages: list[Stage],
         interfaces: list[Interface],
-        coupling: Coupling,
+        coupling: Coupling | Streaming,
         loss: Loss,
         feed: Feed,
         *,
+        stations: list[Station] | None = None,
         clip: float | None = None,
         batch_size: int = 0,
         capture: bool = False,
         compile: bool = False,
         say: Callable[[str], None] = print,
     ) -> None:
-        """`capture`: record steps as CUDA graphs, the stages side by side in them; `say` tells where that fails.
+        """`stations` are the stages at work, for a streaming method; there are no interfaces then.
+
+        `capture`: record steps as CUDA graphs, the stages side by side in them; `say` tells where that fails.
 
         Recorded steps are those of `batch_size` samples. `compile`: they go through compiled blocks and interfaces.
         """
@@ -77,7 +83,7 @@ class InProcess(Engine):
         self.feed = feed
         self.clip = clip
         self.totals = Totals()
-        self._seen: list[tuple[Batch, Tensor, int]] = []
+        self._seen: list[tuple[Batch | list[Batch | None], Tensor, int]] = []
         self._on_cpu = all(stage.device.type == "cpu" for stage in stages)
         self._captured = capture
         self._unproven = compile
@@ -101,10 +107,25 @@ class InProcess(Engine):
         self._parallel: Callable[[Inputs], Tensor] = self._parallel_step
         self._serial: Callable[[Inputs], Tensor] = self._serial_step
         if capture:
-            self._parallel = Graphed(self._parallel_step, batch_size, device, self._forget, say, self._through_windows)
-            self._serial = Graphed(self._serial_step, batch_size, device, self._forget, say)
+
+            def full(inputs: Inputs) -> bool:
+                return len(inputs["ids"]) == batch_size
+
+            self._parallel = Graphed(self._parallel_step, full, device, self._forget, say, self._through_windows)
+            self._serial = Graphed(self._serial_step, full, device, self._forget, say)
+        self._stream: Stream | None = None
+        if isinstance(coupling, Streaming):
+            recorded = capture and coupling.recordable
+            self._stream = Stream(coupling, stations or [], feed, self._lanes, self._clip, recorded=recorded)
+            self._streaming: Callable[[Inputs], Tensor] = self._stream.step
+            if recorded:  # only steady steps come there, and all of them are alike
+                self._streaming = Graphed(self._stream.step, _always, device, self._forget, say)
 
     def parallel_step(self, batch: Batch) -> None:
+        if self._stream is not None:
+            self._stream_step(self._stream, batch)
+            return
+        assert isinstance(self.coupling, Coupling)
         inputs = {"ids": batch.ids, "beta": torch.tensor(batch.beta)}
         for k in range(len(self.stages)):
             # a single stage has no neighbour to take turns with: it is serial training
@@ -126,10 +147,38 @@ class InProcess(Engine):
         if self._unproven:
             self._prove_compiled(batch)
         if self._captured:  # a recorded step finds its inputs on the device
-            # Through pinned memory, which PyTorch keeps until it is read: the host may be many steps ahead by then.
-            device = self.stages[0].device
-            inputs = {name: value.pin_memory().to(device, non_blocking=True) for name, value in inputs.items()}
-        row = step(inputs)
+            inputs = self._on_device(inputs)
+        self._see(batch, step(inputs), losses)
+
+    def _stream_step(self, stream: Stream, batch: Batch | None) -> None:
+        """One batch enters, or none; every stage trains on the one that it has an answer to."""
+        self.model.train()
+        if batch is not None and self._unproven and stream.recorded:
+            self._prove_compiled(batch)
+        trained, inputs = stream.enter(batch)
+        if stream.recorded and stream.steady:  # what has random numbers draws them from one stream then
+            if batch is not None:
+                torch.manual_seed(batch.random(0))
+            row = self._streaming(self._on_device(inputs))
+        else:
+            row = stream.step(inputs)
+        self._see(trained, row, len(self.stages))
+
+    def finish(self) -> None:
+        stream = self._stream
+        if stream is None:
+            return
+        while not stream.empty:
+            self._stream_step(stream, None)
+        stream.settle()
+        self.drain()
+
+    def _on_device(self, inputs: Inputs) -> Inputs:
+        """Through pinned memory, which PyTorch keeps until it is read: the host may be many steps ahead by then."""
+        device = self.stages[0].device
+        return {name: value.pin_memory().to(device, non_blocking=True) for name, value in inputs.items()}
+
+    def _see(self, batch: Batch | list[Batch | None], row: Tensor, losses: int) -> None:
         self._seen.append((batch, row, losses))
         if len(self._seen) >= (1 if self._on_cpu else LOOK_EVERY):
             self.drain()
@@ -178,6 +227,8 @@ class InProcess(Engine):
         """Of a step that could not be recorded nothing may stay behind."""
         for stage in self.stages:
             stage.forget_gradients()
+        for station in self._stream.stations if self._stream is not None else []:
+            station.forget()
 
     def _parallel_step(self, inputs: Inputs, quick: bool = False) -> Tensor:
         """One step of every stage, each in its lane; what crosses from one lane to another waits for it."""
@@ -286,6 +337,32 @@ class InProcess(Engine):
             x = interface.up(x)
         return _row(violations)
 
+    def cosines(self, batch: Batch) -> list[float] | None:
+        if not (self.interfaces and self.filled and isinstance(self.coupling, Coupling)):
+            return None
+        turns = [self.coupling.turn(batch.ids, batch.epoch, k) for k in range(len(self.stages))]
+        samples = [batch.ids if turn is None else batch.ids[turn] for turn in turns]
+        if not all(len(ids) for ids in samples):
+            return None
+        self.model.train()
+        self._begin(batch)
+        with unchanged_buffers(self.model):
+            pairs = [interface.gather(batch.ids) for interface in self.interfaces]
+            for k, turn in enumerate(turns):
+                self._local_gradient(k, batch.ids, turn, pairs, torch.tensor(batch.beta), quick=False)
+            own = [stage.take_gradients() for stage in self.stages]
+            kinds = {tuple(ids.tolist()): ids for ids in samples}  # stages of the same turn compute the same samples
+            true = {kind: self._true_gradients(ids) for kind, ids in kinds.items()}
+        return cosines(own, [true[tuple(ids.tolist())][k] for k, ids in enumerate(samples)])
+
+    def _true_gradients(self, ids: Tensor) -> list[Gradients]:
+        """Of every stage, by backpropagation through the whole network."""
+        x, targets = self.feed.batch(ids)
+        for k in range(len(self.stages)):
+            x = self._forward(k, x)
+        self.loss(in_float32(x), targets).backward()  # type: ignore[no-untyped-call]
+        return [stage.take_gradients() for stage in self.stages]
+
     def forward(self, x: Tensor) -> Tensor:
         for stage in self.stages:
             x = stage.forward(x)
@@ -301,13 +378,19 @@ class InProcess(Engine):
         rows = _host([row for _, row, _ in seen])
         for (batch, _, losses), row in zip(seen, rows, strict=True):
             raise_if_not_finite(batch, row[:losses], len(self.stages))
-            self.totals.add(len(batch.ids), row[:losses], row[losses:])
+            if isinstance(batch, Batch):
+                self.totals.add(len(batch.ids), row[:losses], row[losses:])
+            else:
+                self.totals.add_apart([len(b.ids) if b is not None else 0 for b in batch], row)
         return self.totals
 
     def parts(self, with_states: bool) -> dict[str, dict[str, Tensor]]:
         parts = {f"stage-{k}": stage.tensors() for k, stage in enumerate(self.stages)}
         if with_states and self.filled:
             parts |= {f"interface-{k}": interface.tensors() for k, interface in enumerate(self.interfaces, 1)}
+        if self._stream is not None:
+            stations = {f"station-{k}": self._stream.part(k, with_states) for k in range(len(self.stages))}
+            parts |= {name: part for name, part in stations.items() if part}
         return parts
 
     def load(self, parts: Mapping[str, dict[str, Tensor]]) -> None:
@@ -318,6 +401,8 @@ class InProcess(Engine):
         same_cut = f"interface-{len(self.interfaces) + 1}" not in parts
         for interface, values in zip(self.interfaces, states, strict=True):
             interface.filled = same_cut and values is not None and interface.load(values)
+        if self._stream is not None:
+            self._stream.load(parts, self._say)
 
     def assemble(self) -> None:
         """The model holds them already."""
@@ -336,7 +421,13 @@ class InProcess(Engine):
 
     @property
     def auxiliary_bytes(self) -> int:
-        return sum(interface.bytes for interface in self.interfaces)
+        return sum(interface.bytes for interface in self.interfaces) + (self._stream.bytes if self._stream else 0)
+
+    def facts(self) -> dict[str, Any]:
+        """A streaming method's signals are some steps late; those of stored states about an epoch."""
+        if not isinstance(self.coupling, Streaming):
+            return super().facts()
+        return {**super().facts(), "staleness": self.coupling.staleness(len(self.stages))}
 
     def close(self) -> None:
         for interface in self.interfaces:
@@ -359,3 +450,7 @@ def _row(*columns: list[Tensor]) -> Tensor:
 def _host(rows: list[Tensor]) -> list[list[float]]:
     """The rows of several steps, in one copy."""
     return [[float(v) for v in row] for row in torch.stack(rows).tolist()] if rows else []
+
+
+def _always(inputs: Inputs) -> bool:  # noqa: ARG001
+    return True

@@ -11,7 +11,7 @@ from parlay.errors import InputError
 from parlay.launch import heartbeat, places
 from parlay.partitioning import Partition, partition
 from parlay.recipe import Recipe
-from parlay.run import make_coupling
+from parlay.run import make_method
 
 
 def check(recipe: Recipe) -> Partition:
@@ -22,7 +22,7 @@ def check(recipe: Recipe) -> Partition:
     heartbeat.timeout()
     faults.arm(recipe.stages)
     _check_devices(recipe)
-    make_coupling(recipe)
+    make_method(recipe)
     shape = data.Synthetic(recipe.shape(), recipe.synthetic_classes, recipe.synthetic_samples, 1)
     facts = data.facts(recipe.dataset, shape)
     with torch.device("meta"):

@@ -3,7 +3,7 @@
 load      the files of a run folder, checked          words     numbers as text, the headline
 groups    runs grouped by configuration               figures   charts as inline SVG
 console   the table on standard output                page      the HTML page
-spans     the timeline of a run as bars
+speed     times, where they can be compared           spans     the timeline of a run as bars
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 
 from parlay.errors import InputError
 from parlay.report import console
-from parlay.report.groups import Task, rows, tasks
+from parlay.report.groups import Task, tasks
 from parlay.report.load import load, shown
+from parlay.report.speed import rows
 
 __all__ = ["report", "table", "write"]
 
@@ -33,15 +34,18 @@ def report(runs: Sequence[Path], output: Path | None) -> int:
     return 0
 
 
-def write(runs: Sequence[Path], output: Path, title: str) -> None:
-    """The page of these run folders, into the file `output`."""
+def write(runs: Sequence[Path], output: Path, title: str, timed: bool = False) -> None:
+    """The page of these run folders, into the file `output`.
+
+    `timed`: they were made one after the other on the same devices, so that their times can be compared.
+    """
     _check(output)
-    _write(tasks(load(runs)), output, title)
+    _write(tasks(load(runs), timed), output, title)
 
 
-def table(runs: Sequence[Path]) -> list[dict[str, Any]]:
+def table(runs: Sequence[Path], timed: bool = False) -> list[dict[str, Any]]:
     """The comparison of these run folders: a row for every configuration, numbers as numbers, None where unknown."""
-    return [row for task in tasks(load(runs)) for row in rows(task)]
+    return [row for task in tasks(load(runs), timed) for row in rows(task)]
 
 
 def _write(found: Sequence[Task], output: Path, title: str) -> None:

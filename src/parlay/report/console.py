@@ -3,22 +3,52 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from parlay.report.groups import Task
-from parlay.report.words import Column, columns
+from parlay.report import speed
+from parlay.report.groups import Task, tasks
+from parlay.report.load import load
+from parlay.report.words import Cell, Column, columns
 
 DISPENSABLE = ("K", "r", "serial epoch, s", "parallel epoch, s", "schedule", "epochs", "runs", "aux. memory")
 """What a narrow terminal does without, in this order; the names of the configurations hold K and tell of r."""
 
 
-def show(tasks: Sequence[Task]) -> None:
-    for task in tasks:
+LEFT_TO_THE_PAGE = ("configuration", "K", "r", "schedule", "epochs", "serial epoch, s", "parallel epoch, s")
+
+
+def show(found: Sequence[Task]) -> None:
+    for task in found:
         title = f"{task.dataset}, {task.model}"
         if sys.stdout.isatty():
             _rich(title, columns(task))
         else:
             say(f"{title}\n{plain(columns(task))}\n")
+
+
+def compare(runs: Mapping[Path, str]) -> None:
+    """The table of a comparison: how good, how fast, at what price. The page has the rest.
+
+    `runs` has the rows' own names, which stand there in its order.
+    """
+    names = {folder.resolve().name: name for folder, name in runs.items()}
+    rank = {name: n for n, name in enumerate(dict.fromkeys(runs.values()))}
+    for task in tasks(load(list(runs)), timed=True):
+        own = [names[group.runs[0].name] for group in task.groups]
+        order = sorted(range(len(own)), key=lambda n: rank[own[n]])
+        rows = [Column("method", tuple(Cell(name, name) for name in own)), *columns(task)]
+        table = [
+            Column(column.title, tuple(column.cells[n] for n in order), column.note)
+            for column in rows
+            if column.title not in LEFT_TO_THE_PAGE
+        ]
+        title = f"{task.dataset}, {task.model}, {task.groups[0].epochs} epochs"
+        if sys.stdout.isatty():
+            _rich(title, table)
+        else:
+            say(f"{title}\n{plain(table)}\n")
+        say(f"{speed.note(task)}\n")
 
 
 def plain(table: Sequence[Column]) -> str:

@@ -15,6 +15,7 @@ from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, NullFormatte
 
 from parlay.report.groups import Group, Task
 from parlay.report.load import Epoch, Run
+from parlay.report.speed import epoch_seconds
 from parlay.report.svg import COLOURS, DASHES, INK, MUTED, STYLE, Look, new_figure, to_svg
 
 LINES = 8
@@ -171,6 +172,57 @@ def against_memory(task: Task, numbers: dict[str, int]) -> Markup | None:
         )
 
 
+def against_time(task: Task, numbers: dict[str, int]) -> Markup | None:
+    """The measure against the training time; a line for serial training that is stopped early, after each epoch.
+
+    None where there is no serial training to hold the others against, or nothing to hold against it.
+    """
+    found = []
+    for group in task.groups:
+        mean, epoch = task.mean(group), epoch_seconds(group.counted)
+        if group.finished and mean is not None and epoch is not None:
+            found.append((group, mean, epoch))
+    if len(found) < 2 or not any(group.serial for group, _, _ in found):
+        return None
+    longest = max(epoch * group.epochs_done for group, _, epoch in found)
+    unit, name = next(((u, n) for u, n in ((3600, "hours"), (60, "minutes")) if longest >= 2 * u), (1, "seconds"))
+    style = looks(task)
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure(520, 300)
+        axes = figure.subplots()
+        for group, mean, epoch in found:
+            look, seconds = style[group.label], epoch * group.epochs_done / unit
+            if group.serial:
+                epochs, values = _mean(group.counted, test_of(task))
+                times = [number * epoch / unit for number in epochs]
+                axes.plot(times, values, ".-", color=look.colour, dashes=look.dashes, markersize=4, linewidth=1.2)
+            filled = "none" if group.serial else look.colour
+            spread, spans = group.spread(task.value), group.spread(lambda run: epoch_seconds([run]))
+            across = spans * group.epochs_done / unit if spans is not None else None
+            axes.errorbar(
+                seconds,
+                mean,
+                yerr=spread,
+                xerr=across,
+                fmt="o",
+                color=look.colour,
+                mfc=filled,
+                markersize=7,
+                capsize=0,
+                elinewidth=1.3,
+            )
+            text = str(numbers[group.label])
+            axes.annotate(text, (seconds, mean), (7, 4), textcoords="offset points", fontsize=11, color=MUTED)
+        whole = [_series(g.counted, test_of(task)) for g, _, _ in found if g.serial] + [[m] for _, m, _ in found]
+        _limits(axes, whole, task.by_accuracy, not task.by_accuracy)
+        axes.set_xlim(0, 1.06 * longest / unit)
+        axes.xaxis.set_major_locator(MaxNLocator(7, steps=_STEPS))
+        axes.set_xlabel(f"training time, {name}, measured")
+        axes.set_title(heading(task, "test"), loc="left", fontsize=11.5, color=MUTED)
+        description = f"{heading(task, 'test')} against training time"
+        return to_svg(figure, description, f"time {task.dataset} {task.model}")
+
+
 def _on_front(task: Task, mean: float, stored: float, found: Iterable[tuple[Group, float, float]]) -> bool:
     """Whether nothing else does better with as little memory."""
     sign = 1 if task.by_accuracy else -1
@@ -274,6 +326,7 @@ def _draw(axes: Axes, numbers: Sequence[int], values: Sequence[float], colour: s
 def _limits(axes: Axes, series: Sequence[Sequence[float]], accuracy: bool, log: bool) -> None:
     """Room for what finished runs did. Their first epochs, and runs that went astray, may leave the frame."""
     values = sorted(v for line in series for v in line if not log or v > 0)
+    log = log and bool(values)  # nothing has no logarithm
     if log:
         axes.set_yscale("log")
     if values:

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from parlay.report.load import Run
+from parlay.schedule import HYBRID
 
 NOT_COMPARED = ("seed", "out", "data-dir", "checkpoint-every")
 """Keys of a recipe that do not make another configuration."""
@@ -24,10 +25,19 @@ METHODS = {
     "serial": "Serial",
     "penalty": "Penalty",
     "al": "AL",
+    "replay": "Replay",
+    "delayed": "DDG",
+    "local": "DGL",
+    "dni": "DNI",
     "NoneType": "Serial",  # the class names stand in the summaries of runs started from Python
     "Penalty": "Penalty",
     "AugmentedLagrangian": "AL",
+    "Delayed": "DDG",
+    "Local": "DGL",
 }
+
+STREAMING = ("Replay", "DDG", "DGL", "DNI")
+"""They keep nothing per sample, so they see augmented images in every epoch."""
 
 AUGMENTED_BY_DEFAULT = ("cifar10", "cifar100")
 
@@ -101,6 +111,8 @@ class Task:
     dataset: str
     model: str
     groups: tuple[Group, ...]
+    timed: bool = False
+    """Were the runs made one after the other on the same devices, so that their times can be compared?"""
 
     @cached_property
     def by_accuracy(self) -> bool:
@@ -151,7 +163,7 @@ class Task:
         return None if ours is None or theirs is None else ours - theirs
 
 
-def tasks(runs: Sequence[Run]) -> list[Task]:
+def tasks(runs: Sequence[Run], timed: bool = False) -> list[Task]:
     """The runs, grouped. The order does not depend on the order of the runs: names and colours stay where they are."""
     by_configuration: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -161,7 +173,7 @@ def tasks(runs: Sequence[Run]) -> list[Task]:
         group = Group(tuple(sorted(members, key=lambda run: (run.number("seed", 0), run.name))), label(members[0]))
         by_task[group.task].append(group)
     return [
-        Task(dataset, model, tuple(_told_apart(sorted(groups, key=_order))))
+        Task(dataset, model, tuple(_told_apart(sorted(groups, key=_order))), timed)
         for (dataset, model), groups in sorted(by_task.items())
     ]
 
@@ -177,7 +189,7 @@ def label(run: Run) -> str:
     if method == "Serial":
         return f"Serial {_augmentation(run)}"
     downsampled = "DS-" if run.number("downsample", 1) > 1 else ""
-    hybrid = "SPH-" if run.text("schedule").split(":")[0] in ("alternate", "tail") else ""
+    hybrid = "SPH-" if run.text("schedule").split(":")[0] in HYBRID else ""
     return f"{downsampled}{hybrid}{method} K={run.number('stages', 1)}"
 
 
@@ -269,7 +281,7 @@ def _order(group: Group) -> tuple[Any, ...]:
     return (
         methods.index(method) if method in methods else len(methods),
         method,
-        run.text("schedule").split(":")[0] in ("alternate", "tail"),
+        run.text("schedule").split(":")[0] in HYBRID,
         run.number("downsample", 1),
         run.number("stages", 1),
         label(run),
@@ -316,7 +328,7 @@ def _augments(run: Run) -> bool:
 
 def _sees_augmented(run: Run) -> bool:
     copies = run.text("augment").isdecimal()  # fixed copies are samples of their own: every phase sees them
-    return _augments(run) and (copies or run.text("schedule") != "parallel")
+    return _augments(run) and (copies or run.text("schedule") != "parallel" or _method(run) in STREAMING)
 
 
 def _item(values: tuple[float | None, ...], index: int) -> float | None:

@@ -37,6 +37,8 @@ class Epoch:
     violation_at_entry: tuple[float | None, ...]
     """How far the network had moved from the old states when a parallel phase began; empty elsewhere."""
     seconds: float | None
+    refresh_seconds: float | None
+    """Of these, for the pass that sets the states when a parallel phase begins."""
     learning_rate: float | None
     beta: float | None
 
@@ -60,12 +62,23 @@ class Run:
     environment: Mapping[str, Any]
     test_accuracy: float | None
     test_loss: float | None
+    steps: int | None = None
+    """Of an epoch."""
+    processes: int = 1
+    staleness: int | None = None
+    """In steps, of the stage that waits longest, where the method has told it."""
     timeline: tuple[Span, ...] = ()
     """What every rank did when, where the run has recorded it."""
 
     @property
     def finished(self) -> bool:
         return self.status == "finished"
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """One for each stage."""
+        found = self.environment.get("devices")
+        return tuple(map(str, found)) if isinstance(found, list) else ()
 
     def text(self, key: str, default: str = "") -> str:
         value = self.recipe.get(key)
@@ -131,7 +144,6 @@ def _assemble(
     status = summary.get("status") if summary else UNFINISHED
     if not isinstance(status, str):
         raise TypeError("status")
-    parameters, auxiliary = _number(summary, "parameters"), _number(summary, "auxiliary_bytes")
     cuts = _numbers(summary, "cuts")
     return Run(
         name=shown(folder.resolve().name),
@@ -141,14 +153,17 @@ def _assemble(
         recipe_text=recipe_text,
         epochs=epochs,
         cuts=tuple(int(cut) for cut in cuts if cut is not None),
-        parameters=None if parameters is None else int(parameters),
-        auxiliary_bytes=None if auxiliary is None else int(auxiliary),
+        parameters=_whole(summary, "parameters"),
+        auxiliary_bytes=_whole(summary, "auxiliary_bytes"),
         total_seconds=_number(seconds, "total"),
         serial_epoch=_number(seconds, "serial_epoch") if summary else mean(False),
         parallel_epoch=_number(seconds, "parallel_epoch") if summary else mean(True),
         environment=_mapping(summary, "environment"),
         test_accuracy=value("test_accuracy", last.test_accuracy if last else None),
         test_loss=value("test_loss", last.test_loss if last else None),
+        steps=_whole(summary, "steps_per_epoch"),
+        processes=_whole(summary, "processes") or 1,
+        staleness=_whole(summary, "staleness"),
         timeline=tuple(timeline.read(folder / timeline.FILE)) if (folder / timeline.FILE).is_file() else (),
     )
 
@@ -167,6 +182,7 @@ def _epoch(row: dict[str, Any]) -> Epoch:
         violation=_numbers(row, "violation"),
         violation_at_entry=_numbers(row, "violation_at_entry"),
         seconds=_number(row, "seconds"),
+        refresh_seconds=_number(row, "refresh_seconds"),
         learning_rate=_number(row, "learning_rate"),
         beta=_number(row, "beta"),
     )
@@ -250,6 +266,11 @@ def _number(content: Mapping[str, Any], name: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(name)
     return value if math.isfinite(value) else None
+
+
+def _whole(content: Mapping[str, Any], name: str) -> int | None:
+    value = _number(content, name)
+    return None if value is None else int(value)
 
 
 def _numbers(content: Mapping[str, Any], name: str) -> tuple[float | None, ...]:

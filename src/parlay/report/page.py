@@ -11,8 +11,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from parlay.report import figures, spans, words
-from parlay.report.groups import Group, Task, epoch_rows, rows, run_rows, to_csv
+from parlay.report import figures, spans, speed, words
+from parlay.report.groups import Group, Task, epoch_rows, run_rows, to_csv
 from parlay.report.load import Run
 
 
@@ -71,11 +71,13 @@ def _section(task: Task, number: int) -> dict[str, Any]:
         "unfinished": any(not run.finished for group in task.groups for run in group.runs),
         "measure": "Test accuracy" if task.by_accuracy else "Test loss",
         "has_serial": any(group.serial and group.finished for group in task.groups),
-        "csv": Download(f"{name}-comparison.csv", to_csv(rows(task))),
+        "csv": Download(f"{name}-comparison.csv", to_csv(speed.rows(task))),
         "runs_csv": Download(f"{name}-runs.csv", to_csv(run_rows(task.groups))),
         "ranking": figures.ranking(task) if len(task.groups) > 1 else None,
         "memory": memory,
         "front_only": len(task.groups) > figures.NUMBERED,
+        "speed": figures.against_time(task, numbers) if task.timed else None,
+        "speed_note": speed.note(task) if task.timed else "",
         "legend": [(numbers[group.label], swatches[group.label], group.label) for group in lines],
         "left_out": len([group for group in task.groups if _has_epochs(group)]) - len(lines),
         "curves": [

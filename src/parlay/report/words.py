@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from parlay.report.groups import Group, Task, rows
+from parlay.report.groups import Group, Task
+from parlay.report.speed import rows
 
 DASH = "–"
 MINUS = "−"
+
+TIMED = ("step, ms", "speed-up, measured", "staleness, steps")
+"""The columns of runs whose times can be compared."""
 
 Show = Callable[[float | None], str]
 
@@ -67,14 +72,50 @@ def columns(task: Task) -> list[Column]:
             tuple(Cell(memory(row["auxiliary_bytes"]), row["auxiliary_bytes"]) for row in table),
             "states and multipliers kept",
         ),
+        *(_step_times(table) if task.timed else _epoch_times(table)),
+        Column("status", tuple(Cell(row["status"], row["status"]) for row in table)),
+    ]
+    empty = {"gap to serial", "serial epoch, s", "parallel epoch, s", *TIMED}
+    found = [c for c in found if c.title not in empty or any(cell.key is not None for cell in c.cells)]
+    same = task.timed and len({row["epochs_done"] for row in table}) == 1  # as they are in a comparison; room is short
+    return [c for c in found if c.title != "epochs"] if same else found
+
+
+def _step_times(table: Sequence[dict[str, Any]]) -> list[Column]:
+    step, gain, age = TIMED
+    return [
+        Column(
+            step,
+            tuple(Cell(spread(row["step_ms"], row["step_ms_spread"], seconds), row["step_ms"]) for row in table),
+            "measured: of a training step, on average over the schedule; median epochs, without evaluation",
+        ),
+        Column(
+            gain,
+            tuple(Cell(_gain(row), row["speedup"], _against(row["reference"])) for row in table),
+            "serial training's time for an epoch over this one, both measured in these runs",
+        ),
+        Column(
+            age,
+            tuple(
+                Cell(DASH if row["staleness"] is None else f"{row['staleness']:.0f}", row["staleness"]) for row in table
+            ),
+            "steps from a batch's forward pass to the use of what came back for it, in the stage that waits longest",
+        ),
+    ]
+
+
+def _gain(row: dict[str, Any]) -> str:
+    doubt = " ?" if row["unsteady"] and row["speedup"] is not None and row["reference"] else ""
+    return points(row["speedup"]) + doubt
+
+
+def _epoch_times(table: Sequence[dict[str, Any]]) -> list[Column]:
+    return [
         Column("serial epoch, s", tuple(Cell(seconds(row["serial_epoch"]), row["serial_epoch"]) for row in table)),
         Column(
             "parallel epoch, s", tuple(Cell(seconds(row["parallel_epoch"]), row["parallel_epoch"]) for row in table)
         ),
-        Column("status", tuple(Cell(row["status"], row["status"]) for row in table)),
     ]
-    empty = {"gap to serial", "serial epoch, s", "parallel epoch, s"}
-    return [c for c in found if c.title not in empty or any(cell.key is not None for cell in c.cells)]
 
 
 def headline(task: Task) -> str:

@@ -1,0 +1,272 @@
+"""Streaming methods inside one process: which batch is where, and the messages between the stations.
+
+In: the batch of a step, or none while the last ones run out. Out: the losses of the batches that the stages have
+trained on in that step, which entered some steps before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from parlay import faults
+from parlay.coupling.streaming import Clip, Sent, Station, Streaming, Visit
+from parlay.data.feed import Feed
+from parlay.engines.base import Batch
+from parlay.engines.graphs import Inputs
+from parlay.engines.lanes import Lanes
+
+LAST = "last/"  # before the names of the random changes of the batch that is at the last stage
+
+
+class Stop(NamedTuple):
+    """What one stage does at a step, and where its queues keep the batches."""
+
+    forth: Batch | None
+    put: int
+    back: Batch | None
+    take: int
+
+    def trained(self, lag: int) -> Batch | None:
+        """The batch whose loss the stage has at this step."""
+        return self.back if lag else self.forth
+
+
+@final
+class Way:
+    """Which batch is at which stage. For three stages of features replay, lags 4, 2, 0:
+
+        step       0   1   2   3   4   5   6   7
+        stage 0    0   1   2   3   4   5   6   7      forward
+                                   0   1   2   3      answer
+        stage 1        0   1   2   3   4   5   6
+                               0   1   2   3   4
+        stage 2            0   1   2   3   4   5      both at once
+
+    No stage trains before an answer has come, which is a true adjoint at the weights that the stage still has: queues
+    are full before the first update. When a phase ends, steps without a new batch let the last ones run out. So every
+    stage trains on every batch once.
+    """
+
+    def __init__(self, lags: Sequence[int]) -> None:
+        self.lags = list(lags)
+        self.depth = max(k + lag for k, lag in enumerate(lags))
+        self.step = 0
+        self.batches: dict[int, Batch] = {}
+
+    def enter(self, batch: Batch | None) -> list[Stop]:
+        """One step; what every stage has to do in it."""
+        if batch is not None:
+            self.batches[self.step] = batch
+        stops = [self._stop(self.step - k, lag) for k, lag in enumerate(self.lags)]
+        self.step += 1
+        self.batches = {n: kept for n, kept in self.batches.items() if self.step - n <= self.depth}
+        if not self.batches:  # all have run out
+            self.step = 0
+        return stops
+
+    def _stop(self, number: int, lag: int) -> Stop:
+        answered = number - lag
+        back = self.batches.get(answered) if lag else None
+        return Stop(self.batches.get(number), number % (lag + 1), back, answered % (lag + 1))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        kept = list(self.batches.items())
+        return {
+            "way/step": torch.tensor(self.step),
+            "way/batches": torch.tensor([[n, b.epoch, b.step, b.seed, len(b.ids)] for n, b in kept]).view(-1, 5),
+            "way/ids": torch.cat([torch.zeros(0, dtype=torch.int64), *(b.ids for _, b in kept)]),
+        }
+
+    def load(self, kept: Mapping[str, Tensor]) -> None:
+        self.step = int(kept["way/step"])
+        rows = kept["way/batches"].tolist()
+        ids = torch.split(kept["way/ids"], [row[4] for row in rows])
+        self.batches = {
+            n: Batch(own.clone(), epoch, step, 1.0, 0.0, seed)
+            for (n, epoch, step, seed, _), own in zip(rows, ids, strict=True)
+        }
+
+
+@final
+class Mail:
+    """The last message on one way between two stages."""
+
+    def __init__(self, rows: int, fixed: bool) -> None:
+        """`fixed`: in the same memory at every step, as recorded ones need it."""
+        self.rows, self.fixed = rows, fixed
+        self.kept: Tensor | None = None
+
+    def put(self, message: Tensor | None) -> None:
+        if message is None:
+            return
+        if message.dim() == 4:  # as stages put them out; of a checkpoint they come otherwise, and sums round otherwise
+            message = message.contiguous(memory_format=torch.channels_last)
+        if not self.fixed:
+            self.kept = message
+            return
+        if self.kept is None:
+            kept = message.new_empty(self.rows, *message.shape[1:])
+            self.kept = kept.contiguous(memory_format=torch.channels_last) if kept.dim() == 4 else kept
+        self.kept[: len(message)].copy_(message)
+
+    def take(self, batch: Batch | None) -> Tensor | None:
+        return None if batch is None or self.kept is None else self.kept[: len(batch.ids)]
+
+
+@final
+class Stream:
+    """The stations of all stages, side by side, and what is on its way between them."""
+
+    def __init__(
+        self, method: Streaming, stations: list[Station], feed: Feed, lanes: Lanes, clip: Clip, *, recorded: bool
+    ) -> None:
+        """`recorded`: steps become CUDA graphs."""
+        self.method, self.stations, self.feed, self.lanes, self.clip = method, stations, feed, lanes, clip
+        self.recorded = recorded
+        count = len(stations)
+        self.way = Way([method.lag(k, count) for k in range(count)])
+        rows = stations[0].site.rows
+        self.features = [Mail(rows, recorded) for _ in stations]
+        """To every stage from the one before; the first has none."""
+        self.adjoints = [Mail(rows, recorded) for _ in stations]
+        """To every stage from the one after; the last has none."""
+        self.rates = [1.0] * count
+        self._stops: list[Stop] = []
+        self._on_cpu = all(station.stage.device.type == "cpu" for station in stations)
+
+    @property
+    def empty(self) -> bool:
+        """Is there no batch on its way?"""
+        return not self.way.batches
+
+    def enter(self, batch: Batch | None) -> tuple[list[Batch | None], Inputs]:
+        """A step's inputs as tensors, and the batch that each stage trains on in it."""
+        count = len(self.stations)
+        if batch is not None:
+            self.rates = [batch.rate * self.method.pace(k, count, batch.time) for k in range(count)]
+        self._stops = self.way.enter(batch)
+        inputs = {"rates": torch.tensor(self.rates, dtype=torch.float64)}
+        for k, stop in enumerate(self._stops):
+            # ids of no batch are an empty tensor: such a step has other shapes than a full one, and is not recorded
+            inputs[f"forth-{k}"] = _ids(stop.forth)
+            inputs[f"back-{k}"] = _ids(stop.back)
+            inputs[f"put-{k}"] = torch.tensor([stop.put])
+            inputs[f"take-{k}"] = torch.tensor([stop.take])
+        if batch is not None:
+            inputs |= self._changes(batch)
+        at_last = self._stops[-1].forth
+        if self.feed.reconstruct and at_last is not None:
+            inputs |= {LAST + name: value for name, value in self._changes(at_last).items()}
+        return [stop.trained(lag) for stop, lag in zip(self._stops, self.way.lags, strict=True)], inputs
+
+    @property
+    def steady(self) -> bool:
+        """Has every stage a full batch, both ways? Such steps are all alike."""
+        rows = self.stations[0].site.rows
+        lags = self.way.lags
+        return all(
+            len(_ids(stop.forth)) == rows and (lag == 0 or len(_ids(stop.back)) == rows)
+            for stop, lag in zip(self._stops, lags, strict=True)
+        )
+
+    def step(self, inputs: Inputs, quick: bool = False) -> Tensor:
+        """One step of every station, each in its lane; then the messages move."""
+        count, lanes = len(self.stations), self.lanes
+        with lanes.side_by_side():
+            sent: list[Sent] = []
+            losses: list[Tensor] = []
+            for k, station in enumerate(self.stations):
+                with lanes.lane(k):
+                    station.begin(inputs["rates"][k], quick)
+                    sent.append(self._station_step(k, station, inputs))
+                    loss = sent[k].loss
+                    loss = loss if loss is not None else torch.zeros((), device=station.stage.device)
+                    losses.append(faults.spoil(k, loss))
+            if self._on_cpu and not all(math.isfinite(float(loss)) for loss in losses):
+                return _row(losses)  # before any update; the engine names the stage
+            for k, station in enumerate(self.stations):
+                with lanes.lane(k):
+                    if sent[k].trained:
+                        station.update(self.clip)
+        for k in range(count - 1):
+            self.features[k + 1].put(sent[k].output)
+            self.adjoints[k].put(sent[k + 1].adjoint)
+        return _row(losses)
+
+    def _station_step(self, k: int, station: Station, inputs: Inputs) -> Sent:
+        stop, ids = self._stops[k], inputs[f"forth-{k}"]
+        if stop.forth is None:
+            features = None
+        elif k == 0:
+            features = self.feed.batch(ids, inputs)[0]
+        else:
+            features = self.features[k].take(stop.forth)
+        forth = self._visit(k, stop.forth, inputs[f"put-{k}"], self._targets(k, station, ids, inputs))
+        back = self._visit(k, stop.back, inputs[f"take-{k}"])
+        return station.step(forth, features, back, self.adjoints[k].take(stop.back))
+
+    def _targets(self, k: int, station: Station, ids: Tensor, inputs: Inputs) -> Tensor | None:
+        last = k == len(self.stations) - 1
+        if len(ids) == 0 or not (last or station.needs_targets):
+            return None
+        changes = {name.removeprefix(LAST): value for name, value in inputs.items() if name.startswith(LAST)}
+        return self.feed.targets(ids, changes if self.feed.augment is not None else None).to(station.stage.device)
+
+    def _visit(self, k: int, batch: Batch | None, slot: Tensor, targets: Tensor | None = None) -> Visit | None:
+        if batch is None:
+            return None
+        slot = slot.to(self.stations[k].stage.device)
+        return Visit(len(batch.ids), slot, None if self.recorded else batch.random(k), targets)
+
+    def _changes(self, batch: Batch) -> dict[str, Tensor]:
+        return self.feed.draw(len(batch.ids), batch.generator())
+
+    def settle(self) -> None:
+        """No batch is on its way: what was added up is applied."""
+        for station in self.stations:
+            station.settle(self.clip)
+
+    def part(self, k: int, with_queues: bool) -> dict[str, Tensor]:
+        """What a checkpoint keeps of a station. Queues too: a run must not depend on when it was saved."""
+        kept = self.stations[k].learned()
+        if not with_queues or (self.empty and not self.stations[k].pending):
+            return kept
+        messages = {"features": self.features[k].kept, "adjoint": self.adjoints[k].kept}
+        arrived = {f"arrived/{name}": value for name, value in messages.items() if value is not None}
+        return kept | self.stations[k].queued() | arrived | self.way.tensors()
+
+    def load(self, parts: Mapping[str, dict[str, Tensor]], say: Callable[[str], None]) -> None:
+        """Take what `part` gave for every station; queues only where all of them fit."""
+        found = [parts.get(f"station-{k}", {}) for k in range(len(self.stations))]
+        fits = [station.load_learned(kept) for station, kept in zip(self.stations, found, strict=True)]
+        if not all(fits):
+            say("the checkpoint has no such networks beside these stages: they begin anew")
+        same_cut = f"station-{len(self.stations)}" not in parts
+        if not (same_cut and all(s.fits(kept) for s, kept in zip(self.stations, found, strict=True))):
+            if any("way/step" in part for part in parts.values()):
+                say("the checkpoint's batches on their way are of another cut or method: they are left out")
+            return
+        self.way.load(found[0])
+        for k, kept in enumerate(found):
+            self.stations[k].load_queued(kept)
+            for mail, name in ((self.features[k], "arrived/features"), (self.adjoints[k], "arrived/adjoint")):
+                mail.put(kept[name].to(self.stations[k].stage.device, copy=True) if name in kept else None)
+
+    @property
+    def bytes(self) -> int:
+        return sum(station.bytes for station in self.stations)
+
+
+def _row(losses: list[Tensor]) -> Tensor:
+    """All in one tensor, once the lanes are back: one copy to the host takes them."""
+    return torch.stack([loss.float().to(losses[0].device) for loss in losses])
+
+
+def _ids(batch: Batch | None) -> Tensor:
+    return batch.ids if batch is not None else torch.zeros(0, dtype=torch.int64)
