@@ -66,9 +66,14 @@ WORDS = ["--stages", 2, "--epochs", EPOCHS, "--engine", "distributed"]
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch: Patch) -> None:
+def one_thread(monkeypatch: Patch) -> Iterator[None]:
+    """In this process too: what is compared bit for bit must be added up in the same order."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PARLAY_TIMEOUT", "5")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)
