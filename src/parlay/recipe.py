@@ -78,7 +78,9 @@ class Recipe:
     state_rate: float | None = option(None, "learning rate of the states, in place of --state-step", form="LR")
     trust: float | None = option(None, "largest displacement of a state, in units of the features", form="T")
     shrink: float | None = option(None, "factor on an adjoint that crosses an interface", form="F")
-    detail: float | None = option(None, "weight of what downsampling leaves out; 1 is the paper's penalty", form="W")
+    detail: float | None = option(
+        None, "weight of what downsampling leaves out; 1 is the paper's (al, penalty)", form="W"
+    )
     order: str | None = option(None, "who uses a state when (penalty)", ("red-black", "joint"))
     multiplier: str | None = option(None, "update of the multipliers (al)", ("hestenes", "printed"))
     multiplier_step: float | None = option(None, "step or rate of the multipliers (al)", form="A")

@@ -36,7 +36,7 @@ from parlay.schedule import Schedule
 from parlay.stage import MakeOptimizer, Stage
 from parlay.training import Result, Run
 
-COMPILED_FROM = 20_000  # steps: compiling takes about a minute and saves 3 to 4 ms of each (ResNet-110, H200)
+COMPILED_FROM = 20_000  # steps: in a prototype compiling took a minute and saved 3 to 4 ms of each (ResNet-110, H200)
 
 
 def sgd(weights: Any) -> torch.optim.Optimizer:
