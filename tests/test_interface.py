@@ -8,7 +8,7 @@ import torch
 from parlay import AugmentedLagrangian, InputError, Penalty
 from parlay.coupling import Pair
 from parlay.filters import downsample
-from parlay.interface import Interface
+from parlay.interface import Cut, Interface
 from parlay.stores import make_store
 
 SHAPE = (3, 4, 6)
@@ -45,6 +45,13 @@ def test_without_downsampling_there_is_no_detail_to_weigh(tmp_path: Path) -> Non
     x, state = torch.randn(5, *SHAPE), torch.randn(5, *SHAPE)
     losses = [interface(Penalty(detail=w), 1, tmp_path).local_loss(x, Pair(state, None), BETA) for w in (0.0, 1.0)]
     assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize(("side", "weight"), [(16, 1.0), (15, 1.0), (14, 0.0), (4, 0.0)])
+def test_small_maps_keep_their_detail_unless_told_otherwise(side: int, weight: float) -> None:
+    shape = (3, side, 20)
+    cuts = [Cut(shape, downsample(2), Penalty(detail=w), torch.device("cpu")) for w in (None, 0.5)]
+    assert [cut.detail for cut in cuts] == [weight, 0.5]
 
 
 @pytest.mark.parametrize("shrink", [1.0, 0.25])

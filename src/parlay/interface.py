@@ -41,6 +41,7 @@ class Cut:
         self.pool = pool
         """Sums over all replicas of a stage, where a batch is divided among several."""
         self.elements = math.prod(self.small)
+        self.detail = coupling.detail_of(self.small) if self.small != shape else 0.0
         self.mean_square = torch.zeros((), device=device)
         """s²: running, of one element of the features."""
 
@@ -57,10 +58,10 @@ class Cut:
         multiplier = pair.multiplier.to(there) if pair.multiplier is not None else None
         small = self.down(x) if small is None else small
         loss = self.coupling.local_loss(small, Pair(pair.state.to(there), multiplier), b)
-        if self.coupling.detail == 0 or self.small == self.shape:
+        if self.detail == 0:
             return loss
         share = self.elements / math.prod(self.shape)  # b is for the small tensor: per element it is the same for x
-        return loss + self.coupling.detail * penalty(x.float(), self.up(small), b * share)
+        return loss + self.detail * penalty(x.float(), self.up(small), b * share)
 
     def stiffness(self, beta: Tensor) -> Tensor:
         return self.coupling.stiffness(beta, self.elements, self.mean_square)

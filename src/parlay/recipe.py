@@ -79,7 +79,9 @@ class Recipe:
     trust: float | None = option(None, "largest displacement of a state, in units of the features", form="T")
     shrink: float | None = option(None, "factor on an adjoint that crosses an interface", form="F")
     detail: float | None = option(
-        None, "weight of what downsampling leaves out; 1 is the paper's (al, penalty)", form="W"
+        None,
+        "weight of what downsampling leaves out; 1 is the paper's, the default from 8 x 8 kept pixels on",
+        form="W",
     )
     order: str | None = option(None, "who uses a state when (penalty)", ("red-black", "joint"))
     multiplier: str | None = option(None, "update of the multipliers (al)", ("hestenes", "printed"))
