@@ -1,4 +1,4 @@
-"""ResNet-20 on CIFAR-10, 30 epochs, batch 128, K = 3, two seeds: the runs behind `README.md` beside this file.
+"""ResNet-20 on CIFAR-10, 30 epochs, batch 128, K = 3: the runs behind `README.md` beside this file.
 
     python results/resnet20/run.py --data-dir data --out runs/resnet20 [--at-once 15] [--seconds 3600]
 
@@ -18,13 +18,16 @@ COMMON = (
     "--dataset cifar10 --model resnet20 --stages 3 --epochs 30 --batch-size 128 "
     "--store-dtype bfloat16 --checkpoint-every 0"
 )
+Rows = dict[str, tuple[str, tuple[int, ...]]]
+
 ALONE = "--schedule parallel --augment none"
 HYBRID = "--schedule alternate:4:1"
-RUNS = {
+DECAY = "--weight-decay 1e-3"
+RUNS: Rows = {
     # name: (flags, seeds), the most telling first
     "serial-no-da": ("--method serial --augment none", (0, 1)),
     "serial-da": ("--method serial --augment random", (0, 1)),
-    "al": (f"--method al {ALONE}", (0, 1, 2, 3)),
+    "al": (f"--method al {ALONE}", (0, 1, 2, 3, 4, 5)),
     "al-r2": (f"--method al {ALONE} --downsample 2", (0, 1, 2, 3)),
     "al-alternate": (f"--method al {HYBRID}", (0, 1)),
     "al-r2-alternate": (f"--method al {HYBRID} --downsample 2", (0, 1)),
@@ -38,26 +41,47 @@ RUNS = {
         "--method penalty --order joint --beta 100 --trust 0.3 --state-step 0.4 --clip 1 --schedule parallel",
         (0,),
     ),
+    "al-wd-1e-3": (f"--method al {ALONE} {DECAY}", (0, 1, 4, 5)),
+    "al-r2-wd-1e-3": (f"--method al {ALONE} --downsample 2 {DECAY}", (0, 1, 2, 3)),
+    "al-alternate-wd-1e-3": (f"--method al {HYBRID} {DECAY}", (0,)),
+    "al-r2-alternate-wd-1e-3": (f"--method al {HYBRID} --downsample 2 {DECAY}", (0,)),
+    "serial-no-da-lr-0.2": ("--method serial --augment none --lr 0.2", (0,)),
+    "al-lr-0.2": (f"--method al {ALONE} --lr 0.2", (0, 1, 2, 3, 4, 5)),
+    "al-r2-lr-0.2": (f"--method al {ALONE} --downsample 2 --lr 0.2", (0, 1)),
+    "al-alternate-lr-0.2": (f"--method al {HYBRID} --lr 0.2", (0, 1)),
+    "al-r2-alternate-lr-0.2": (f"--method al {HYBRID} --downsample 2 --lr 0.2", (0,)),
     "al-shrink-1.2": (f"--method al {ALONE} --shrink 1.2", (2,)),
     "al-shrink-1.5-clip-1": (f"--method al {ALONE} --shrink 1.5 --clip 1", (2,)),
+    # what else might bring AL alone nearer to serial training
+    "al-lr-0.2-warmup-2": (f"--method al {ALONE} --lr 0.2 --warmup 2", (4, 5)),
+    "al-wd-2e-3": (f"--method al {ALONE} --weight-decay 2e-3", (4, 5)),
+    "al-beta-3-to-1": (f"--method al {ALONE} --beta 3 --beta-final 1", (4, 5)),
+    "al-beta-2": (f"--method al {ALONE} --beta 2", (4, 5)),
+    "al-beta-4": (f"--method al {ALONE} --beta 4", (4, 5)),
 }
 
 
-def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(common: str, table: Rows, text: str | None, out: Path) -> None:
+    ask = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--data-dir", default="data")
-    ask.add_argument("--out", type=Path, default=Path("runs/resnet20"))
+    ask.add_argument("--out", type=Path, default=out)
     ask.add_argument("--at-once", type=int, default=4)
     ask.add_argument("--seconds", type=float, default=float("inf"), help="stop what is still running after so long")
+    ask.add_argument("--only", nargs="*", default=list(table), help="rows to run, or rows-sSEED")
+    ask.add_argument("--more", default="", help="flags for all runs, such as `--compile on`")
     given = ask.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    waiting = [(f"{name}-s{seed}", f"{flags} --seed {seed}") for name, (flags, seeds) in RUNS.items() for seed in seeds]
+    every = [
+        (name, f"{name}-s{seed}", f"{flags} --seed {seed}") for name, (flags, seeds) in table.items() for seed in seeds
+    ]
+    waiting = [(run, flags) for name, run, flags in every if name in given.only or run in given.only]
     waiting = [(name, flags) for name, flags in waiting if not (given.out / name / "summary.json").exists()]
     began, running = time.monotonic(), {}
     while (waiting or running) and time.monotonic() - began < given.seconds:
         while waiting and len(running) < given.at_once:
             name, flags = waiting.pop(0)
-            running[name] = start(name, f"{COMMON} {flags} --data-dir {shlex.quote(given.data_dir)}", given.out)
+            words = f"{common} {flags} {given.more} --data-dir {shlex.quote(given.data_dir)}"
+            running[name] = start(name, words, given.out)
         for name in [name for name, process in running.items() if process.poll() is not None]:
             code = running.pop(name).returncode
             last = (given.out / f"{name}.log").read_text().strip().splitlines()[-1]
@@ -77,4 +101,4 @@ def start(name: str, flags: str, out: Path) -> subprocess.Popen[bytes]:
 
 
 if __name__ == "__main__":
-    main()
+    main(COMMON, RUNS, __doc__, Path("runs/resnet20"))
