@@ -879,7 +879,7 @@ def test_recorded_steps_train_as_those_that_are_not(
 ) -> None:
     recordings = []
     record = Graphed._record
-    monkeypatch.setattr(Graphed, "_record", lambda self, quick: (recordings.append(self), record(self, quick))[1])
+    monkeypatch.setattr(Graphed, "_record", lambda self: (recordings.append(self), record(self))[1])
 
     def trained(capture: bool) -> Tensor:
         model, data = NETWORKS[network](), images(61)

@@ -47,6 +47,7 @@ def systems(recipe: Recipe, say: Say) -> list[Timed]:
         Engined("serial-eager", replace(serial, capture="off"), "eager", baseline=True),
         Engined("serial-graph", replace(serial, compile="off"), "CUDA graph", baseline=True),
         Engined(SERIAL, replace(serial, compile="on"), "CUDA graph, compiled", baseline=True),
+        Engined("serial-whole", replace(serial, compile="on"), "CUDA graph, compiled in one piece", True, whole=True),
         *(Engined(f"{LAYER_PARALLEL}-graph", _cut(recipe, k, "off"), f"K = {k}, CUDA graph") for k in counts),
         *(Engined(LAYER_PARALLEL, _cut(recipe, k, "on"), f"K = {k}, CUDA graph, compiled") for k in counts),
     ]

@@ -32,6 +32,7 @@ from parlay.stores import DeviceStore
 from parlay.trainer import Trainer
 
 BATCHES = 8
+RATE = 1e-4  # of the initial learning rate: some hundred steps on a few batches of noise would diverge at the full one
 SCHEDULES = {"pipeline-1f1b": Schedule1F1B, "pipeline-gpipe": ScheduleGPipe}
 CPU = torch.device("cpu")
 
@@ -64,7 +65,7 @@ class Bench:
 
     def batch(self, step: int) -> Batch:
         beta = self.coupling.beta_at(0, 1)
-        return Batch(self.ids(step), 0, step, 1.0, beta, self.setup.recipe.seed, following=self.ids(step + 1))
+        return Batch(self.ids(step), 0, step, RATE, beta, self.setup.recipe.seed, following=self.ids(step + 1))
 
     def stage(self, module: nn.Sequential) -> Stage:
         return Stage(module, self.trainer.optimizer, CPU, None)
