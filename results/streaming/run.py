@@ -1,0 +1,39 @@
+"""Streaming methods on CIFAR-10 with augmentation: the runs behind `README.md` beside this file.
+
+    python results/streaming/run.py --data-dir data --out runs/streaming [--at-once 14] [--seconds 3600] [--only ...]
+
+Every run is one `parlay train` with the flags below, in a process of its own; several share the GPU (an MPS daemon
+helps), so their seconds are no timings. A run folder that holds a summary is not run again.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "resnet20"))
+from run import main as run_all  # the same runner, with other rows
+
+COMMON = (
+    "--dataset cifar10 --epochs 30 --batch-size 128 --augment random --schedule parallel "
+    "--store-dtype bfloat16 --checkpoint-every 0"
+)
+R20, R110 = "--model resnet20", "--model resnet110"
+RUNS = {
+    # name: (flags, seeds), the most telling first
+    "serial": (f"{R20} --method serial", (0, 1, 2)),
+    "replay-k3": (f"{R20} --method replay --stages 3", (0, 1, 2)),
+    "replay-k6": (f"{R20} --method replay --stages 6", (0, 1, 2)),
+    "replay-k2": (f"{R20} --method replay --stages 2", (0, 1, 2)),
+    "resnet110-serial": (f"{R110} --method serial", (0,)),
+    "resnet110-replay-k3": (f"{R110} --method replay --stages 3", (0,)),
+    **{
+        f"{method}-k{k}": (f"{R20} --method {method} --stages {k}", (0,))
+        for k in (3, 2)
+        for method in ("local", "dni", "auxnet", "delayed")
+    },
+    "replay-k9": (f"{R20} --method replay --stages 9", (0,)),
+    "replay-k6-alternate": (f"{R20} --method replay --stages 6 --schedule alternate:4:1", (0,)),
+    "adaptive-k3": (f"{R20} --method al --stages 3 --schedule adaptive", (0,)),
+}
+
+if __name__ == "__main__":
+    run_all(COMMON, RUNS, __doc__, Path("runs/streaming"))
