@@ -117,7 +117,7 @@ def kind(name: str) -> str:
     if name.startswith("triton"):  # the compiler's names tell what it has fused
         if "convolution2d" in name or "mm" in name.split("_"):
             return "convolutions"
-        if any(part in name for part in ("index", "linalg", "norm_sub", "lerp")):
+        if any(part in name for part in ("index", "linalg", "pow_sub")):  # gather, scatter, violation, local loss
             return "states and multipliers"
     for found, parts in KINDS.items():
         if any(part in name for part in parts):
