@@ -21,7 +21,7 @@ from parlay.progress import Silent
 NAMES = {
     *("AugmentedLagrangian", "Coupling", "InputError", "Partition", "Penalty", "Rate", "Recipe", "Result"),
     *("Schedule", "Trainer", "build_model", "partition"),
-    *("DNI", "Delayed", "Local", "Replay", "Streaming"),
+    *("AuxNet", "DNI", "Delayed", "Local", "Replay", "Streaming"),
 }
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_model.py"
 

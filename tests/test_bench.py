@@ -23,7 +23,7 @@ PROBLEM = Problem("resnet8", 16)
 TINY = ["--model", "resnet8", "--dataset", "synthetic", "--synthetic-shape", "1,8,8", "--batch-size", 16]
 SYSTEMS = {
     *("serial", "serial-all-threads", "layer-parallel", "layer-parallel-ds", "stages-alone"),
-    *("pipeline-1f1b", "pipeline-gpipe", "data-parallel"),
+    *("replay", "delayed", "pipeline-1f1b", "pipeline-gpipe", "data-parallel"),
 }
 
 
@@ -205,6 +205,14 @@ def test_a_plan_for_processes_measures_stages_side_by_side_and_a_link() -> None:
     assert told["step_ms"] >= max(told["stage_ms"])
     assert told["speedup_parallel_epoch"] == pytest.approx(told["serial_ms"] / told["step_ms"])
     assert 0.05 < told["speedup_parallel_epoch"] < 20
+
+
+def test_a_plan_of_a_streaming_method_measures_its_stages_with_their_messages() -> None:
+    keys: dict[str, Any] = {"dataset": "synthetic", "synthetic_shape": "1,8,8", "batch_size": 16, "partition": "3"}
+    told = plan(Recipe(model="resnet8", stages=2, device="cpu", engine="distributed", method="replay", **keys))
+    assert told["measured"] == "side by side"
+    assert len(told["stage_ms"]) == 2
+    assert told["step_ms"] == max(told["stage_ms"])
 
 
 def test_only_faster_rows_beyond_the_margin_count() -> None:

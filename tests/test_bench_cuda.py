@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from parlay import bench
 from parlay.bench import core, cuda
 from parlay.errors import InputError
 from parlay.recipe import Recipe
@@ -50,3 +51,10 @@ def test_what_cannot_be_timed_is_refused() -> None:
         cuda.resolved(Recipe(model="resnet-vae"))
     with pytest.raises(InputError, match="--method"):
         cuda.resolved(Recipe(method="serial"))
+
+
+def test_only_a_gpu_has_a_step_compiled_in_one_piece() -> None:
+    named = [[system.system for system in cuda.systems(SMALL, "cost", str, whole)] for whole in (False, True)]
+    assert [system for system in named[1] if system not in named[0]] == ["serial-whole"]
+    with pytest.raises(InputError, match="leave --whole out"):
+        bench.run(SMALL, 1, 1, str, whole=True)

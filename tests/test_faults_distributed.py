@@ -11,7 +11,7 @@ E = test_engine; after that, words of the tests' names.
 | 3  | a stage hangs                  | -                                  | F stopped_stage; L stuck_stage            |
 | 4  | a stage ten times slower       | -                                  | F slower; L many_times_slower             |
 | 5  | network cut or slow            | -                                  | F slow_link, cut_link                     |
-| 6  | SIGTERM, Ctrl-C, a second one  | P second_signal, R                 | F sigterm_while_a_stage_waits; L signal   |
+| 6  | SIGTERM, Ctrl-C, a second one  | P second_signal, R                 | F sigterm_while, sigterm_to; L signal     |
 | 7  | disk full at a checkpoint      | P full_disk, C                     | F full_disk                               |
 | 8  | kill while one is written      | C kill_at_each_point               | F killed_while_it_saves                   |
 | 9  | flipped byte, cut short        | C damaged, flipped_bit; R          | F damaged_part                            |
@@ -21,7 +21,7 @@ E = test_engine; after that, words of the tests' names.
 | 13 | kill between store and weights | R, C (states are saved)            | F killed_stage[exchange], random_stage    |
 | 14 | another K, engine, device      | R other_stages                     | F another_number_of_stages                |
 | 15 | impossible K, world size       | test_plan, test_partitioning       | F refused_before_any_process              |
-| 16 | a loss that is not finite      | P not_a_number, E; F not_a_number  | F not_a_number                            |
+| 16 | a loss that is not finite      | P not_a_number, E; F not_a_number  | F, test_distributed(_streaming) not_a_nu. |
 | 17 | two runs in a folder           | C second_run, test_cli             | F folder_in_use                           |
 | 18 | port in use                    | -                                  | L given_port                              |
 | 19 | unknown key, wrong type        | I                                  | the same code; F refused_before_any       |
@@ -519,6 +519,25 @@ def test_torchrun_restarts_from_the_last_checkpoint_and_ends_with_the_same_weigh
     assert_same(tmp_path, undisturbed)
 
 
+def test_sigterm_to_torchrun_makes_a_checkpoint_and_the_rest_is_as_undisturbed(
+    tmp_path: Path, undisturbed: Path, monkeypatch: Patch
+) -> None:
+    fault(monkeypatch, f"stage1:step{STEPS + 1}:slow")
+    command = torchrun(tmp_path, "--standalone", "--nproc-per-node", 2, "--monitor-interval", 0.1)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        try:
+            wait_for(lambda: (tmp_path / "records.jsonl").exists() and records(tmp_path))
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(25) != 0  # it waits 30 s for those that do not end when told
+        finally:
+            running.kill()
+    assert summary(tmp_path)["status"] == "interrupted"
+    assert kept(tmp_path)
+    monkeypatch.delenv("PARLAY_FAULT")
+    assert resumed(tmp_path) == 0
+    assert_same(tmp_path, undisturbed)
+
+
 @pytest.fixture
 def two_hosts() -> Iterator[tuple[str, str]]:
     """Two network namespaces with a wire between them: 10.77.0.1 and 10.77.0.2."""
@@ -544,9 +563,20 @@ def two_hosts() -> Iterator[tuple[str, str]]:
 
 
 def ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    _network("ip", *words)
+
+
+def tc(*words: str) -> str:
+    if shutil.which("tc") is None:
+        pytest.skip("the command `tc` is missing")
+    return _network("tc", *words)
+
+
+def _network(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"a virtual network is not allowed: ip {' '.join(words)}: {done.stderr.strip()}")
+        pytest.skip(f"a virtual network is not allowed: {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 @contextmanager
@@ -581,12 +611,15 @@ def on_both(hosts: tuple[str, str], out: Path, *words: object) -> Iterator[list[
 def test_two_hosts_with_a_slow_link_train_as_one_does(
     two_hosts: tuple[str, str], tmp_path: Path, undisturbed: Path
 ) -> None:
-    limit = ["tc", "-n", two_hosts[0], "qdisc", "add", "dev", "wire", "root", "tbf"]
-    subprocess.run([*limit, *["rate", "20mbit", "burst", "32kb", "latency", "400ms"]], capture_output=True, check=False)
+    limit = ["rate", "20mbit", "burst", "32kb", "latency", "400ms"]
+    tc("-n", two_hosts[0], "qdisc", "add", "dev", "wire", "root", "tbf", *limit)
     with on_both(two_hosts, tmp_path) as processes:
         codes = [process.wait(60) for process in processes]
     assert codes == [0, 0], (tmp_path / "said-0").read_text() + (tmp_path / "said-1").read_text()
     assert_same(tmp_path, undisturbed)
+    held_back = re.search(r"overlimits (\d+)", tc("-n", two_hosts[0], "-s", "qdisc", "show", "dev", "wire"))
+    assert held_back is not None
+    assert int(held_back[1]) > 0
 
 
 def test_a_cut_link_is_an_error_on_both_hosts_at_the_timeout(

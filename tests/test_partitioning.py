@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from parlay.coupling import Replay
 from parlay.errors import InputError
 from parlay.models import build
 from parlay.partitioning import Partition, block_costs, cost_cuts, even_cuts, partition
@@ -152,11 +153,13 @@ def test_even_cuts_leave_no_stage_empty_and_differ_by_at_most_one_rounding() -> 
             assert max(sizes) - min(sizes) <= 2
 
 
-def brute_force(costs: Sequence[int], stages: int) -> tuple[int, ...]:
+def brute_force(costs: Sequence[int], stages: int, work: Sequence[int] | None = None) -> tuple[int, ...]:
     """The least (maximum, sum of squares, cuts) of all partitions there are."""
+    factors = work or [1] * stages
 
     def merit(cuts: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
-        sums = [sum(costs[a:b]) for a, b in itertools.pairwise((0, *cuts, len(costs)))]
+        bounds = itertools.pairwise((0, *cuts, len(costs)))
+        sums = [factor * sum(costs[a:b]) for factor, (a, b) in zip(factors, bounds, strict=True)]
         return max(sums), sum(s * s for s in sums), cuts
 
     return min(itertools.combinations(range(1, len(costs)), stages - 1), key=merit)
@@ -169,6 +172,20 @@ def test_cost_cuts_are_the_best_of_all_partitions(largest: int) -> None:
         costs = [generator.randint(0, largest) for _ in range(generator.randint(1, 9))]
         stages = generator.randint(1, len(costs))
         assert cost_cuts(costs, stages) == brute_force(costs, stages), (costs, stages)
+
+
+def test_cost_cuts_of_stages_that_work_more_are_the_best_of_all_partitions() -> None:
+    generator = random.Random(0)
+    for _ in range(150):
+        costs = [generator.randint(0, 20) for _ in range(generator.randint(1, 9))]
+        work = [generator.randint(1, 4) for _ in range(generator.randint(1, len(costs)))]
+        assert cost_cuts(costs, len(work), work) == brute_force(costs, len(work), work), (costs, work)
+
+
+def test_a_stage_that_replays_gets_fewer_blocks() -> None:
+    work = [Replay().work(k, 2) for k in range(2)]
+    assert cost_cuts([1.0] * 14, 2, work) == (6,)
+    assert cost_cuts([1.0] * 14, 2) == (7,)
 
 
 def test_cost_cuts_are_not_misled_by_the_rounding_of_sums() -> None:

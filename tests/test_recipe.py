@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parlay.cli import _parser
+from parlay.cli import make_parser
 from parlay.errors import InputError
 from parlay.recipe import Recipe, flag, make_recipe, read_recipe
 from runs import SMALL, answer, parlay, records, summary, train
@@ -26,14 +26,14 @@ def write(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("name", CONTRACT)
 def test_every_flag_of_the_contract_has_exactly_its_name(name: str) -> None:
-    given = _parser().parse_args(["train"])
+    given = make_parser().parse_args(["train"])
     assert name in [option for action in given.parser._actions for option in action.option_strings]
 
 
 def test_every_key_of_a_recipe_is_a_flag_and_a_toml_key_and_has_its_help(tmp_path: Path) -> None:
     full = write(tmp_path / "full.toml", Recipe().toml())
     assert Recipe(**read_recipe(full)) == Recipe()
-    given = _parser().parse_args(["train"])
+    given = make_parser().parse_args(["train"])
     flags = {option: action.help for action in given.parser._actions for option in action.option_strings}
     for key in fields(Recipe):
         assert flags[f"--{flag(key.name)}"]
@@ -73,7 +73,7 @@ def test_a_recipe_file_trains_as_its_flags_do(tmp_path: Path) -> None:
         ("stages = ", "is not a TOML recipe"),
         (
             'method = "penality"',
-            "unknown method 'penality': write one of serial, penalty, al, replay, delayed, local, dni "
+            "unknown method 'penality': write one of serial, penalty, al, replay, delayed, local, dni, auxnet "
             "(nearest: penalty)",
         ),
         ("downsample = 3", "unknown downsample '3': write one of 1, 2, 4"),

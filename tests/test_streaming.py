@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import parlay
 import problems
-from parlay.coupling import DNI, AugmentedLagrangian, Delayed, Local, Pair, Replay, Streaming
+from parlay.coupling import DNI, AugmentedLagrangian, AuxNet, Delayed, Local, Pair, Replay, Streaming
+from parlay.coupling.auxnet import generator
 from parlay.coupling.local import head
 from parlay.data import CropAndFlip
 from parlay.engines.base import Batch, Totals
@@ -32,7 +33,9 @@ ROWS, BATCHES = 6, 11
 SAMPLES = ROWS * BATCHES - 2  # the last batch is incomplete
 ROUNDING = 2e-5  # of float32, through a network with batch norm: 2e-6 is seen
 
-ALL = [Replay(), Delayed(), Local(), DNI()]
+ALL = [Replay(), Delayed(), Local(), DNI(), AuxNet()]
+FED = ALL[:-1]
+"""Methods that feed a stage with what the one before puts out."""
 PLAIN = [Replay(shrink=1.0, predict=0.0), Delayed()]
 """Methods that find the gradient of backpropagation where nothing moves."""
 
@@ -48,6 +51,7 @@ def name(method: Streaming) -> str:
 
 plain = pytest.mark.parametrize("method", PLAIN, ids=name)
 everyone = pytest.mark.parametrize("method", ALL, ids=name)
+fed = pytest.mark.parametrize("method", FED, ids=name)
 
 
 def sgd(weights: object) -> torch.optim.Optimizer:
@@ -89,6 +93,17 @@ def test_the_way_of_three_stages_of_replay() -> None:
     assert way.enter(None) == [Stop(None, 1, c, 2), Stop(None, 2, None, 0), Stop(None, 0, None, 0)]
     assert not way.batches
     assert way.enter(a)[0] == Stop(a, 0, None, 1)  # and again from the beginning
+
+
+def test_the_way_of_three_stages_upwards() -> None:
+    way = Way([0, 2, 2], upwards=True)
+    a, b = steps()[:2]
+    assert way.enter(a) == [Stop(None, 0, None, 0), Stop(None, 2, None, 0), Stop(a, 0, None, 1)]
+    assert way.enter(b) == [Stop(None, 0, None, 0), Stop(a, 0, None, 1), Stop(b, 1, None, 2)]
+    assert way.enter(None) == [Stop(a, 0, None, 0), Stop(b, 1, None, 2), Stop(None, 2, a, 0)]
+    assert way.enter(None) == [Stop(b, 0, None, 0), Stop(None, 2, a, 0), Stop(None, 0, b, 1)]
+    assert way.enter(None) == [Stop(None, 0, None, 0), Stop(None, 0, b, 1), Stop(None, 1, None, 2)]
+    assert not way.batches
 
 
 @stages
@@ -166,7 +181,7 @@ def test_dropout_drops_the_same_when_a_batch_is_replayed(method: Streaming, netw
         assert relative(found[k], recorded(made, k)) < ROUNDING
 
 
-@everyone
+@fed
 @stages
 def test_batch_statistics_are_counted_once_a_batch(method: Streaming, stages: int, tmp_path: Path) -> None:
     cut, data = problem("batch norm", stages)
@@ -311,7 +326,10 @@ def test_updates_are_as_many_as_those_of_serial_training(method: Streaming) -> N
 
 
 def reference(cut: Partition, data: tuple[Tensor, Tensor], method: Replay | Delayed, sgd: dict[str, float]) -> Tensor:
-    """Replay and delayed gradients as one would write them down: dictionaries by batch, nothing reused."""
+    """Replay and delayed gradients as one would write them down: dictionaries by batch, nothing reused.
+
+    Spike compensation is that of Kosson et al. 2021, w − lr (a v + b g).
+    """
     blocks, count = cut.stages, len(cut)
     ids = torch.split(torch.arange(SAMPLES), ROWS)
     weights = [{n: w.detach().clone() for n, w in stage.named_parameters()} for stage in blocks]
@@ -348,9 +366,12 @@ def reference(cut: Partition, data: tuple[Tensor, Tensor], method: Replay | Dela
                     adjoints[k - 1][b] = method.shrink * p
         for k, found in gradients.items():
             moved[k] = True
+            m, late = sgd["momentum"], method.compensate * 2 * (count - 1 - k)
+            a, b = m**late, (1 - m**late) / (1 - m)
             for n, g in found.items():
-                momenta[k][n] = sgd["momentum"] * momenta[k][n] + g
-                weights[k][n] = weights[k][n] - sgd["lr"] * momenta[k][n]
+                g = g + sgd.get("weight_decay", 0.0) * weights[k][n]
+                momenta[k][n] = m * momenta[k][n] + g
+                weights[k][n] = weights[k][n] - sgd["lr"] * (a * momenta[k][n] + b * g)
     assert all(moved)
     return torch.cat([w.flatten() for own in weights for w in own.values()])
 
@@ -358,13 +379,19 @@ def reference(cut: Partition, data: tuple[Tensor, Tensor], method: Replay | Dela
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
 @pytest.mark.parametrize(
     "method",
-    [Replay(shrink=1.0, predict=0.0), Replay(), Delayed(), Delayed(shrink=0.6, predict=0.7)],
-    ids=["replay", "replay with corrections", "delayed", "delayed with corrections"],
+    [
+        Replay(shrink=1.0, predict=0.0),
+        Replay(compensate=1.0),
+        Delayed(),
+        Delayed(shrink=0.6, predict=0.7),
+        Delayed(compensate=0.5),
+    ],
+    ids=["replay", "replay with corrections", "delayed", "delayed with corrections", "delayed, compensated"],
 )
 def test_with_moving_weights_a_method_is_what_one_would_write_down(
     method: Replay | Delayed, stages: int, tmp_path: Path
 ) -> None:
-    data, sgd = images(SAMPLES), {"lr": 0.2, "momentum": 0.9}
+    data, sgd = images(SAMPLES), {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
     cut = parlay.partition(problems.dense(), stages, data[0][:ROWS])
     wanted, before = reference(cut, data, method, sgd), problems.weights(cut.model)
     made = running(cut, data, method, tmp_path, optimizer=lambda weights: torch.optim.SGD(weights, **sgd))
@@ -449,9 +476,50 @@ def test_prediction_needs_a_momentum(method: Streaming, optimizer: object, tmp_p
         running(cut, data, method, tmp_path, optimizer=optimizer)
 
 
+@pytest.mark.parametrize("kind", [Replay, Delayed])
+def test_where_nothing_is_late_compensated_momentum_is_plain_momentum_bit_for_bit(kind: type, tmp_path: Path) -> None:
+    """At the last stage; and everywhere with one stage."""
+
+    def last(compensate: float, stages: int) -> Tensor:
+        cut, data = problem("no batch norm", stages)
+        made = running(cut, data, kind(compensate=compensate), tmp_path, optimizer=sgd)
+        for each in steps()[: stages + 1]:  # nothing that the first stage changes has come there yet
+            made.parallel_step(each)
+        return problems.weights(cut.stages[-1])
+
+    for stages in (1, 3):
+        assert torch.equal(last(1.0, stages), last(0.0, stages))
+    serial = fitted(problems.without_norm(), 1, None, "serial")
+    assert torch.equal(fitted(problems.without_norm(), 1, kind(compensate=1.0), "parallel"), serial)
+
+
+def test_accumulated_updates_are_compensated_for_the_delay_in_updates(tmp_path: Path) -> None:
+    cut, data = problem("no batch norm", 3)
+    made = running(cut, data, Replay(compensate=1.0, accumulate=4), tmp_path, optimizer=sgd)
+    assert [station._late for station in made._stream.stations] == [1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("kind", [Replay, Delayed])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda w: torch.optim.Adam(w),
+        lambda w: torch.optim.SGD(w, 0.1),
+        lambda w: torch.optim.SGD(w, 0.1, 0.9, nesterov=True),
+        lambda w: torch.optim.SGD(w, 0.1, 0.9, dampening=0.5),
+    ],
+    ids=["adam", "no momentum", "nesterov", "dampening"],
+)
+def test_compensation_needs_a_plain_momentum(kind: type, optimizer: object, tmp_path: Path) -> None:
+    cut, data = problem("no batch norm", 3)
+    with pytest.raises(InputError, match="write compensate 0, or take SGD with momentum"):
+        running(cut, data, kind(predict=0.0, compensate=1.0), tmp_path, optimizer=optimizer)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"compensate": -0.5}, "compensate is -0.5: write a number of at least 0"),
         ({"shrink": 0.0}, "shrink is 0.0: write a number greater than 0"),
         ({"predict": -1.0}, "predict is -1.0: write a number of at least 0"),
         ({"accumulate": 0}, "accumulate is 0: write a number of batches of at least 1"),
@@ -629,6 +697,137 @@ def test_without_classes_a_synthesiser_is_not_told_labels(tmp_path: Path) -> Non
     made.parallel_step(batch(8))
 
 
+# Generated states
+
+
+def exactly(made: InProcess, plain: list[problems.Backpropagated], patch: pytest.MonkeyPatch, data: Tensor) -> None:
+    """Generators that return what the whole network would feed their stages, and that are trusted."""
+    for k, station in enumerate(made._stream.stations[1:]):
+
+        def oracle(inputs: Tensor, k: int = k) -> Tensor:
+            (right,) = [b for b, each in enumerate(steps()) if torch.equal(data[each.ids], inputs)]
+            return plain[right].outputs[k].clone().requires_grad_()
+
+        patch.setattr(station, "generated", oracle)
+        patch.setattr(station, "correlation", lambda: torch.tensor(1.0))
+
+
+@networks
+@stages
+@factors
+@pytest.mark.parametrize("beta", [0.3, 3.0])
+def test_with_exact_generators_every_stage_has_the_gradient_of_backpropagation_of_every_batch_once(
+    network: str, stages: int, factor: int, beta: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut, data = problem(network, stages)
+    made = running(cut, data, AuxNet(beta), tmp_path, downsample=factor)
+    plain = [backpropagate(cut, data[0][b.ids], data[1][b.ids], factor) for b in steps()]
+    exactly(made, plain, monkeypatch, data[0])
+    trained: list[list[int]] = [[] for _ in range(stages)]
+    step = 0
+
+    def look() -> None:
+        nonlocal step
+        for k in range(stages):
+            if 0 <= (its := step - (stages - 1 - k)) < BATCHES:
+                trained[k].append(its)
+                assert relative(recorded(made, k), plain[its].gradients[k]) < 10 * ROUNDING
+        step += 1
+
+    for each in steps():
+        made.parallel_step(each)
+        look()
+    run_out(made, look)
+    assert trained == [list(range(BATCHES))] * stages
+    assert made.totals.counts == [SAMPLES] * stages
+
+
+@networks
+@factors
+def test_a_stage_is_pulled_towards_the_displaced_state_as_the_generator_is_trusted(
+    network: str, factor: int, tmp_path: Path
+) -> None:
+    """c b ‖x − λ*‖² with λ* = λ − p / (2b)."""
+    cut, data = problem(network, 2)
+    made = running(cut, data, AuxNet(beta=2.0), tmp_path, downsample=factor)
+    first, last = made._stream.stations
+    last.error.fill_(0.36)
+    c, after = 0.8, first.site.after
+    u, targets = data[0][steps()[0].ids], data[1][steps()[0].ids]
+    state = last.generated(u).detach().requires_grad_()
+    below, above = (copy.deepcopy(stage).train() for stage in cut.stages)
+    loss = nn.functional.cross_entropy(above(after.up(state).contiguous(memory_format=torch.channels_last)), targets)
+    *wanted, p = torch.autograd.grad(loss, [*above.parameters(), state])
+    made.parallel_step(steps()[0])
+    assert relative(recorded(made, 1), c * torch.cat([g.flatten() for g in wanted])) < ROUNDING
+    b = 2.0 / (state[0].numel() * state.detach().square().mean())
+    target = state.detach() - ROWS * p / (2 * b)
+    x = after.down(below(u.contiguous(memory_format=torch.channels_last)))
+    local = c * b * (x - target).square().sum() / ROWS
+    wanted = torch.autograd.grad(local, list(below.parameters()))
+    made.parallel_step(steps()[1])
+    assert relative(recorded(made, 0), torch.cat([g.flatten() for g in wanted])) < 10 * ROUNDING
+    assert made.totals.losses()[0] == pytest.approx(float(local.detach()), rel=1e-4)
+
+
+def test_generators_learn_the_states_of_a_fixed_network_and_are_trusted_more_and_more(tmp_path: Path) -> None:
+    """At a large β, where the updated state is next to x."""
+    cut, data = problem("batch norm", 2)
+    made = running(cut, data, AuxNet(beta=1000.0), tmp_path, optimizer=lambda w: torch.optim.SGD(w, 0.0))
+    stations = made._stream.stations
+    assert [float(station.correlation()) for station in stations] == [1.0, 0.0]
+    for _ in range(12):
+        for each in steps():
+            made.parallel_step(each)
+    assert all(float(station.correlation()) > 0.5 for station in stations)  # the images are noise
+
+
+def test_what_a_generator_learns_is_the_updated_state(tmp_path: Path) -> None:
+    """The gradient of ‖g − (x − c p / (2b))‖² / ‖x‖², two batches after the state was used."""
+    cut, data = problem("no batch norm", 2)
+    made = running(cut, data, AuxNet(beta=2.0), tmp_path)
+    station = made._stream.stations[1]
+    station.error.fill_(0.36)
+    its = steps()[0].ids
+    state = station.generated(data[0][its])
+    nn.functional.cross_entropy(cut.stages[1](state), data[1][its]).backward()
+    d = 0.8 * ROWS * state.grad * state[0].numel() * state.detach().square().mean() / (2 * 2.0)
+    x = cut.stages[0](data[0][its]).detach()
+    network = copy.deepcopy(station.beside.module)
+    loss = (network(data[0][its]) - (x - d)).square().sum() / x.square().sum()
+    wanted = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(network.parameters()))])
+    cut.model.zero_grad()
+    learned: list[Tensor] = []
+    apply = station.beside.apply
+    station.beside.apply = lambda: (
+        learned.append(torch.cat([g.flatten() for g in station.beside.gradients()])),
+        apply(),
+    )
+    for each in steps()[:3]:
+        made.parallel_step(each)
+    assert len(learned) == 1
+    assert relative(learned[0], wanted) < 10 * ROUNDING
+
+
+def test_generators_are_left_behind(tmp_path: Path) -> None:
+    assert train(tmp_path, "--method", "auxnet", "--schedule", "parallel", "--epochs", 3) == 0
+    plain = parlay.build_model("resnet8", (1, 8, 8), 10).state_dict()
+    assert load_file(tmp_path / "model.safetensors").keys() == plain.keys()
+
+
+@pytest.mark.parametrize("inputs", [(3, 32, 32), (1, 28, 28), (1, 8, 5), (20,)])
+@pytest.mark.parametrize("state", [(16, 8, 8), (8, 7, 7), (4, 1, 1), (6, 40, 3), (7,), (5, 7)])
+def test_a_generator_makes_states_of_any_shape(inputs: tuple[int, ...], state: tuple[int, ...]) -> None:
+    for rows in (1, 4):
+        assert generator(inputs, state)(torch.randn(rows, *inputs)).shape == (rows, *state)
+
+
+@pytest.mark.parametrize("options", [{"beta": 0.0}, {"generator_lr": float("nan")}])
+def test_wrong_options_of_generators_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="write a number greater than 0"):
+        AuxNet(**options)
+
+
 # Stages of every kind
 
 
@@ -674,6 +873,8 @@ def test_a_stage_that_begins_in_place_is_the_same_as_one_that_does_not(method: S
 
 @everyone
 def test_sequences_of_tokens_train_as_images_do(method: Streaming) -> None:
+    """States are generated from numbers, which tokens are not."""
+
     class Mean(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.mean(1)
@@ -683,12 +884,17 @@ def test_sequences_of_tokens_train_as_images_do(method: Streaming) -> None:
     middle = (problems.Residual(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh())) for _ in range(3))
     model = nn.Sequential(nn.Embedding(11, 8), *middle, nn.Sequential(Mean(), nn.Linear(8, 3)))
     cut = parlay.partition(model, 3, tokens[:2])
-    result = trainer(cut, method, batch_size=8, schedule="parallel", optimizer=sgd).fit((tokens, classes), epochs=3)
+    made = trainer(cut, method, batch_size=8, schedule="parallel", optimizer=sgd)
+    if type(method) is AuxNet:
+        with pytest.raises(InputError, match="inputs that are numbers: write method replay"):
+            made.fit((tokens, classes), epochs=3)
+        return
+    result = made.fit((tokens, classes), epochs=3)
     assert result.status == "finished"
     assert result.summary["staleness"] == method.staleness(3)
 
 
-@pytest.mark.parametrize("method", ["replay", "delayed"])
+@pytest.mark.parametrize("method", ["replay", "delayed", "auxnet"])
 def test_a_variational_autoencoder_streams_too(method: str, tmp_path: Path) -> None:
     words = ["--model", "resnet-vae", "--synthetic-shape", "1,8,8", "--augment", "random", "--lr", 0.001]
     assert train(tmp_path, *words, "--method", method, "--schedule", "parallel", "--epochs", 2) == 0
@@ -722,7 +928,8 @@ def test_the_last_incomplete_batch_is_trained_on(method: Streaming, samples: int
         ("--method al --slow-start 2", "slow-start is not for method 'al'"),
         ("--method delayed --beta 2", "beta is not for method 'delayed'"),
         ("--method replay --predict 0.5 --optimizer adam", "predict looks ahead along the momentum of SGD"),
-        ("--method replay --engine distributed", "method replay trains in one process so far"),
+        ("--method replay --compensate 1 --predict 0 --optimizer adam", "compensate changes the plain momentum of SGD"),
+        ("--method auxnet --compensate 1", "compensate is not for method 'auxnet'"),
         ("--method local --model resnet-vae", "method local needs a network that puts out one tensor"),
         ("--method dni --condition label", "unknown condition 'label': write one of labels, none"),
     ],
@@ -739,7 +946,8 @@ def test_what_makes_no_sense_is_answered_in_a_line(
     [
         ("--method replay", {"shrink": 0.7, "predict": 0.5, "accumulate": 1, "slow-start": 0.0, "detail": 0.0}),
         ("--method replay --optimizer adam --lr 0.01", {"shrink": 0.7, "predict": 0.0}),
-        ("--method delayed --accumulate 2", {"shrink": 1.0, "predict": 0.0, "accumulate": 2}),
+        ("--method delayed --compensate 1", {"predict": 0.0, "compensate": 1.0}),
+        ("--method delayed --accumulate 2", {"shrink": 1.0, "compensate": 0.0, "predict": 0.0, "accumulate": 2}),
         ("--method dni", {"condition": "labels"}),
     ],
 )
@@ -753,6 +961,15 @@ def test_a_run_folder_says_what_was_made_up_for_delays(words: str, wanted: dict[
 def test_replay_learns_the_digits(tmp_path: Path) -> None:
     """Serial training has 97.5 % after these three epochs."""
     words = "--dataset digits --model resnet8 --method replay --stages 3 --schedule parallel --epochs 3 --batch-size 32"
+    assert parlay_command("train", *words.split(), "--device", "cpu", "--out", tmp_path) == 0
+    assert summary(tmp_path)["test_accuracy"] > 85
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_generated_states_learn_the_digits(stages: int, tmp_path: Path) -> None:
+    """Serial training has 98.9 % after these six epochs."""
+    words = "--dataset digits --model resnet8 --method auxnet --schedule parallel --epochs 6 --batch-size 32"
+    words += f" --stages {stages}"
     assert parlay_command("train", *words.split(), "--device", "cpu", "--out", tmp_path) == 0
     assert summary(tmp_path)["test_accuracy"] > 85
 
@@ -793,6 +1010,9 @@ KINDS = {
     "delayed": "--method delayed --schedule parallel --epochs 4",
     "delayed, predicted": "--method delayed --predict 0.5 --accumulate 2 --schedule alternate:2:1 --epochs 5",
     "local, hybrid": "--method local --schedule alternate:2:1 --epochs 5",
+    "auxnet": "--method auxnet --schedule parallel --epochs 4",
+    "auxnet, hybrid, downsampled": "--method auxnet --schedule alternate:2:1 --epochs 5 --downsample 2",
+    "delayed, compensated": "--method delayed --compensate 1 --schedule parallel --epochs 4",
     "dni, hybrid": "--method dni --schedule alternate:2:1 --epochs 5",
     "replay": "--method replay --schedule parallel --epochs 4",
     "replay, hybrid": "--method replay --schedule alternate:2:1 --epochs 5",

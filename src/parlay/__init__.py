@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from parlay.coupling import DNI, AugmentedLagrangian, Coupling, Delayed, Local, Penalty, Replay, Streaming
+    from parlay.coupling import DNI, AugmentedLagrangian, AuxNet, Coupling, Delayed, Local, Penalty, Replay, Streaming
     from parlay.errors import InputError
     from parlay.models import build as build_model
     from parlay.partitioning import Partition, partition
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AugmentedLagrangian": "coupling",
+    "AuxNet": "coupling",
     "Coupling": "coupling",
     "DNI": "coupling",
     "Delayed": "coupling",
@@ -42,6 +43,7 @@ _HOMES = {
 __all__ = [
     "DNI",
     "AugmentedLagrangian",
+    "AuxNet",
     "Coupling",
     "Delayed",
     "InputError",

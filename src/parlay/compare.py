@@ -33,7 +33,7 @@ OVER = ("finished", "diverged")
 _NEXT_METHOD = re.compile(r",(?=\s*[A-Za-z])")
 _NEXT_KEY = re.compile(r":(?=[A-Za-z_-]+=)")
 
-_COMMON = ("dataset", "data_dir", "model", "epochs", "batch_size", "device", "seed", "out")
+_COMMON = ("dataset", "data_dir", "model", "epochs", "batch_size", "device", "seed", "out", "tensorboard")
 """What must be the same in all rows, or the comparison would not be one."""
 
 Fit = Callable[[Recipe, Path, bool, Progress], Mapping[str, Any]]
@@ -115,7 +115,7 @@ def carry_out(planned: Sequence[Planned], fit: Fit, progress: Progress) -> str:
 
     Where one fails the others still run; an interrupt ends them all, and the next call goes on from there.
     """
-    left = [one for one in planned if not _is_over(one)]
+    left = [one for one in planned if not is_over(one)]
     if len(left) < len(planned):
         progress.line(f"{len(planned) - len(left)} of {len(planned)} runs are done already")
     together, failed = _Together(progress, len(left)), False
@@ -173,7 +173,8 @@ def _row(text: str) -> Row:
         if field.name == "method" or field.name in keys:
             raise InputError(f"'{text}' gives {name} twice: write it once")
         if field.name in _COMMON or name.startswith("synthetic"):
-            instead = {"seed": "--seeds 0,1,2", "out": "--out DIR"}.get(name, f"--{name} {value}")
+            whole = {"seed": "--seeds 0,1,2", "out": "--out DIR", "tensorboard": "--tensorboard"}
+            instead = whole.get(name, f"--{name} {value}")
             raise InputError(f"{name} is the same in all rows of a comparison: write {instead}, not '{text}'")
         keys[field.name] = _value(name, value, str(field.type).split(" | ")[0])
     return Row(text, keys)
@@ -229,7 +230,7 @@ def _naming(row: str) -> Iterator[None]:
 def _carried_out(one: Planned, fit: Fit, progress: Progress) -> tuple[str, str]:
     """How a run has ended. An error of one run is no reason to leave the others out."""
     try:
-        summary = fit(one.recipe, one.folder, _begun(one), progress)
+        summary = fit(one.recipe, one.folder, begun(one), progress)
     except (InputError, KeyboardInterrupt):
         raise
     except Exception as error:
@@ -239,11 +240,11 @@ def _carried_out(one: Planned, fit: Fit, progress: Progress) -> tuple[str, str]:
     return str(summary["status"]), str(summary["message"])
 
 
-def _begun(one: Planned) -> bool:
+def begun(one: Planned) -> bool:
     return (one.folder / "records.jsonl").exists()
 
 
-def _is_over(one: Planned) -> bool:
+def is_over(one: Planned) -> bool:
     """Has it been made already? A folder with a run of something else is refused."""
     if not (one.folder / "recipe.toml").is_file():
         return False
@@ -253,7 +254,7 @@ def _is_over(one: Planned) -> bool:
             raise InputError(
                 f"{one.folder} holds a run with {name} {theirs[name]}, not {value}: write another --out, or delete it"
             )
-    return _status(one.folder) in OVER
+    return status_of(one.folder) in OVER
 
 
 def _kept(folder: Path) -> dict[str, Any]:
@@ -264,7 +265,7 @@ def _kept(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder} is damaged ({error}): delete it, or write another --out") from None
 
 
-def _status(folder: Path) -> str | None:
+def status_of(folder: Path) -> str | None:
     """None where there is no summary: the run was killed, or another process is at it."""
     try:
         content = json.loads((folder / "summary.json").read_text())

@@ -44,12 +44,21 @@ class Partition:
         return [_slice(self.model, a, b) for a, b in itertools.pairwise(bounds)]
 
 
-def partition(model: nn.Sequential, stages: int, example: Tensor, by: str | Sequence[int] = "even") -> Partition:
-    """Cuts `model` into `stages` stages: "even" by number of blocks, "cost" by measured time, or at the given cuts."""
+def partition(
+    model: nn.Sequential,
+    stages: int,
+    example: Tensor,
+    by: str | Sequence[int] = "even",
+    work: Sequence[float] | None = None,
+) -> Partition:
+    """Cuts `model` into `stages` stages: "even" by number of blocks, "cost" by measured time, or at the given cuts.
+
+    `work` is what a step of every stage costs, in units of its forward and backward pass, for a cut by cost.
+    """
     _check_sequential(model)
     _check_example(example)
     stages = _check_count(stages, len(model))
-    cuts = _choose_cuts(model, stages, example, by)
+    cuts = _choose_cuts(model, stages, example, by, work)
     if not cuts:
         return Partition(model, (), ())
     _check_tied(model, cuts)
@@ -62,16 +71,17 @@ def even_cuts(blocks: int, stages: int) -> tuple[int, ...]:
     return tuple(round(i * blocks / stages) for i in range(1, stages))
 
 
-def cost_cuts(costs: Sequence[float], stages: int) -> tuple[int, ...]:
+def cost_cuts(costs: Sequence[float], stages: int, work: Sequence[float] | None = None) -> tuple[int, ...]:
     """Contiguous stages whose dearest one is as cheap as can be, solved exactly by dynamic programming.
 
-    Of several solutions the one with the least sum of squares (the most even one) is taken, of these the one that cuts
-    earliest.
+    Stage k costs `work[k]` times the sum of its blocks, the sum itself where no work is given. Of several solutions the
+    one with the least sum of squares (the most even one) is taken, of these the one that cuts earliest.
     """
     stages = _check_count(stages, len(costs))
     prefix = [0, *itertools.accumulate(_whole_numbers(costs))]
-    dearest = _least_maximum(prefix, stages)
-    return _least_squares(prefix, stages, dearest)
+    factors = _whole_numbers(work if work is not None else [1.0] * stages)
+    dearest = _least_maximum(prefix, factors)
+    return _least_squares(prefix, factors, dearest)
 
 
 def _whole_numbers(costs: Sequence[float]) -> list[int]:
@@ -84,16 +94,16 @@ def _whole_numbers(costs: Sequence[float]) -> list[int]:
     return [numerator * (unit // denominator) for numerator, denominator in ratios]
 
 
-def _least_maximum(prefix: list[int], stages: int) -> int:
+def _least_maximum(prefix: list[int], work: list[int]) -> int:
     """The cost of the dearest stage in the best partition. best[i]: the same for the first i blocks alone."""
-    blocks = len(prefix) - 1
-    best = prefix[:]  # one stage
-    for k in range(2, stages + 1):
+    blocks, dear = len(prefix) - 1, max(work)
+    best = [work[0] * end for end in prefix]  # one stage
+    for k in range(2, len(work) + 1):
         new = best[:]
         for i in range(k, blocks + 1):
-            new[i] = prefix[i]
+            new[i] = dear * prefix[i]
             for j in range(i - 1, k - 2, -1):  # the k-th stage is j..i, and grows
-                last = prefix[i] - prefix[j]
+                last = work[k - 1] * (prefix[i] - prefix[j])
                 if last >= new[i]:
                     break
                 new[i] = min(new[i], max(best[j], last))
@@ -101,19 +111,19 @@ def _least_maximum(prefix: list[int], stages: int) -> int:
     return best[blocks]
 
 
-def _least_squares(prefix: list[int], stages: int, dearest: int) -> tuple[int, ...]:
+def _least_squares(prefix: list[int], work: list[int], dearest: int) -> tuple[int, ...]:
     """Of the partitions without a stage over `dearest`, the one with the least sum of squares.
 
     It is built from the back (the first stage is chosen last), so that the earliest cut wins a tie.
     """
-    blocks = len(prefix) - 1
+    blocks, stages = len(prefix) - 1, len(work)
     # best[k][i]: (sum of squares, end of the first stage) when the blocks from i on make k stages
     best: list[dict[int, tuple[int, int]]] = [{blocks: (0, blocks)}]
     for k in range(1, stages + 1):
         row: dict[int, tuple[int, int]] = {}
         for i in range(blocks - k, -1, -1):
             for end in range(i + 1, blocks - k + 2):
-                first = prefix[end] - prefix[i]
+                first = work[stages - k] * (prefix[end] - prefix[i])
                 if first > dearest:
                     break
                 if end in best[k - 1]:
@@ -195,7 +205,9 @@ def _tensors(value: object) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _choose_cuts(model: nn.Sequential, stages: int, example: Tensor, by: str | Sequence[int]) -> tuple[int, ...]:
+def _choose_cuts(
+    model: nn.Sequential, stages: int, example: Tensor, by: str | Sequence[int], work: Sequence[float] | None
+) -> tuple[int, ...]:
     if not isinstance(by, str):
         return _check_cuts(by, stages, len(model))
     if by not in WAYS:
@@ -203,7 +215,7 @@ def _choose_cuts(model: nn.Sequential, stages: int, example: Tensor, by: str | S
         raise InputError(f"unknown partition {by!r}: write {near!r} (one of {', '.join(WAYS)}), or the cuts themselves")
     if stages == 1:
         return ()
-    return even_cuts(len(model), stages) if by == "even" else cost_cuts(block_costs(model, example), stages)
+    return even_cuts(len(model), stages) if by == "even" else cost_cuts(block_costs(model, example), stages, work)
 
 
 def _interface_shapes(model: nn.Sequential, cuts: tuple[int, ...], example: Tensor) -> tuple[tuple[int, ...], ...]:

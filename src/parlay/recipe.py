@@ -20,7 +20,7 @@ from parlay.schedule import Schedule
 
 DATASETS = ("digits", "mnist", "cifar10", "cifar100", "synthetic")
 AUTO = "auto"  # in the place of a number of stages: it is measured before there is a recipe
-STREAMING = ("replay", "delayed", "local", "dni")
+STREAMING = ("replay", "delayed", "local", "dni", "auxnet")
 """Methods whose states live a few steps."""
 METHODS = ("serial", "penalty", "al", *STREAMING)
 
@@ -90,6 +90,9 @@ class Recipe:
     predict: float | None = option(
         None, "share of its delay by which a forward pass looks ahead along the momentum (replay, delayed)", form="F"
     )
+    compensate: float | None = option(
+        None, "share of its delay that the momentum makes up for at once (replay, delayed)", form="F"
+    )
     accumulate: int | None = option(None, "batches whose gradients make one update (replay, delayed)", form="N")
     slow_start: float | None = option(
         None,
@@ -109,11 +112,14 @@ class Recipe:
         form="HOW",
     )
 
+    train_samples: int = option(0, "train on so many of the training samples, the first ones; 0: on all", form="N")
+
     store: str = option("auto", "where states are kept; auto: the first that fits", ("auto", "device", "host", "file"))
     store_dtype: str = option("float32", "type of what is kept", ("float32", "bfloat16", "float16"))
     precision: str = option("auto", "of forward and backward; auto: bfloat16 on GPUs", ("auto", "float32", "bfloat16"))
     capture: str = option("auto", "record steps as CUDA graphs where possible", ("auto", "off"))
     compile: str = option("auto", "compile recorded steps; auto: from 20,000 steps on", ("auto", "on", "off"))
+    tensorboard: bool = option(False, "write scalars for TensorBoard into the run folder")
     checkpoint_every: int = option(1, "epochs between checkpoints; 0: only at the end and when interrupted", form="E")
     synthetic_shape: str = option("3,32,32", "channels, height, width of the synthetic images", form="C,H,W")
     synthetic_classes: int = option(10, "classes of the synthetic set", form="N")
@@ -127,7 +133,8 @@ class Recipe:
         for name in at_least_one:  # stages: once blocks are known
             if getattr(self, name) < 1:
                 raise InputError(f"{flag(name)} is {getattr(self, name)}: write a number of at least 1")
-        for name in ("momentum", "weight_decay", "warmup", "checkpoint_every", "seed", "micro_batches", "timeline"):
+        at_least_zero = ("momentum", "weight_decay", "warmup", "checkpoint_every", "seed", "micro_batches", "timeline")
+        for name in (*at_least_zero, "train_samples"):
             if getattr(self, name) < 0:
                 raise InputError(f"{flag(name)} is {getattr(self, name)}: write a number of at least 0")
         if self.seed >= 1 << 63:
@@ -141,8 +148,8 @@ class Recipe:
         if self.engine == "in-process" and (self.replicas > 1 or self.serial_phase == "pipeline"):
             wrong = "replicas" if self.replicas > 1 else "serial-phase pipeline"
             raise InputError(f"{wrong} needs a process for each: write --engine distributed, or leave it out")
-        if self.engine == "distributed" and self.method in STREAMING:
-            raise InputError(f"method {self.method} trains in one process so far: write engine in-process")
+        if self.replicas > 1 and self.method in STREAMING:
+            raise InputError(f"method {self.method} takes no replicas: write replicas 1, or method al")
         if self.replicas > 1 and self.serial_phase == "pipeline":
             raise InputError(
                 "a pipeline takes no replicas, whose shares of a batch differ: write serial-phase sequential"
@@ -212,9 +219,9 @@ def _check(name: str, value: Any, kind: str, choices: tuple[Any, ...]) -> None:
     if value is None and "None" in kind:
         return
     kind = kind.split(" | ")[0]
-    wanted: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
-    if not isinstance(value, wanted[kind]) or isinstance(value, bool):
-        words = {"str": "a text", "int": "a whole number", "float": "a number"}[kind]
+    wanted: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
+    if not isinstance(value, wanted[kind]) or (isinstance(value, bool) and kind != "bool"):
+        words = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}[kind]
         raise InputError(f"{flag(name)} is {value!r}: write {words}")
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{flag(name)} is {value}: write a finite number")

@@ -13,8 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from parlay import data, models
-from parlay.coupling import DNI, AugmentedLagrangian, Coupling, Delayed, Local, Method, Penalty, Replay
-from parlay.data import CropAndFlip, expand, normalise
+from parlay.coupling import (
+    DNI,
+    AugmentedLagrangian,
+    AuxNet,
+    Coupling,
+    Delayed,
+    Local,
+    Method,
+    Penalty,
+    Replay,
+    Streaming,
+)
+from parlay.data import CropAndFlip, Split, expand, normalise
 from parlay.engines.world import World, started
 from parlay.errors import InputError
 from parlay.models.resnet_vae import Reconstruction, ReconstructionAndKL
@@ -32,6 +43,7 @@ METHODS: dict[str, type[Method]] = {
     "delayed": Delayed,
     "local": Local,
     "dni": DNI,
+    "auxnet": AuxNet,
 }
 
 
@@ -54,7 +66,7 @@ class Setup:
 def set_up(recipe: Recipe) -> Setup:
     """The model, built from the seed and then cut, so that every K starts from the same weights."""
     recipe = _resolve_serial(recipe)
-    facts = data.facts(recipe.dataset, _synthetic(recipe))
+    facts = _with_samples(recipe, data.facts(recipe.dataset, _synthetic(recipe)))
     device = _device(recipe)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -63,9 +75,11 @@ def set_up(recipe: Recipe) -> Setup:
     # channels last and in mixed precision, as stages train: a cut by cost is then one by the costs that they will have
     model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     example = example.to(device).contiguous(memory_format=torch.channels_last)
+    method, work = make_method(recipe), None
+    if isinstance(method, Streaming):  # a stage that replays has a second forward pass, the last one has not
+        work = [method.work(k, recipe.stages) for k in range(recipe.stages)]
     with mixed_precision(recipe.precision, device):
-        cut = partition(model, recipe.stages, example, recipe.cuts())
-    method = make_method(recipe)
+        cut = partition(model, recipe.stages, example, recipe.cuts(), work)
     return Setup(_resolve(recipe, cut, method), facts, cut, method)
 
 
@@ -101,6 +115,8 @@ def train(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result
     recipe = setup.recipe
     loaded = data.load(recipe.dataset, recipe.data_dir, _synthetic(recipe))
     train_set = loaded.train
+    if recipe.train_samples:
+        train_set = Split(*(tensor[: recipe.train_samples] for tensor in (train_set.inputs, train_set.targets)))
     if recipe.augment.isdecimal():
         train_set = expand(train_set, int(recipe.augment), recipe.seed)
     return make_trainer(setup, out, progress).fit(train_set, loaded.test, recipe.epochs, resume)
@@ -151,6 +167,7 @@ def make_trainer(setup: Setup, out: Path | None, progress: Progress) -> Trainer:
         reconstruct=vae,
         test_loss=Reconstruction() if vae else None,
         out=out,
+        tensorboard=recipe.tensorboard and out is not None,
         checkpoint_every=recipe.checkpoint_every,
         progress=progress,
         about={key: getattr(recipe, key) for key in ("method", "model", "dataset", "optimizer")},
@@ -179,6 +196,16 @@ def _shared_keys() -> set[str]:
 def _synthetic(recipe: Recipe) -> data.Synthetic:
     n = recipe.synthetic_samples
     return data.Synthetic(recipe.shape(), recipe.synthetic_classes, n, max(n // 4, 1))
+
+
+def _with_samples(recipe: Recipe, facts: data.Facts) -> data.Facts:
+    """Of a data set of which only the first samples are trained on."""
+    if recipe.train_samples > facts.train_size:
+        raise InputError(
+            f"train-samples is {recipe.train_samples}, and {recipe.dataset} has {facts.train_size}: write a number up "
+            "to that, or 0 for all"
+        )
+    return replace(facts, train_size=recipe.train_samples or facts.train_size)
 
 
 def _optimizer(recipe: Recipe, weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

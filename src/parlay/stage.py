@@ -109,13 +109,43 @@ class Stage:
             else:
                 group["lr"] = group["initial_lr"] * float(rate)
 
-    def apply(self) -> None:
-        """One step of the optimiser."""
+    @property
+    def has_plain_momentum(self) -> bool:
+        """Is it SGD's v ← m v + g, with neither dampening nor Nesterov's step?"""
+        return self.has_momentum and not any(group["nesterov"] or group["dampening"] for group in self._groups())
+
+    def apply(self, late: float = 0.0) -> None:
+        """One step of the optimiser. `late`: so many updates too late, for which plain momentum is made to make up."""
         if self.optimizer is not None:
             self._collect()
+            momenta = self._momenta() if late > 0 else {}
             self.optimizer.step()
+            if late > 0:
+                self._compensate(momenta, late)
             self.optimizer.zero_grad(set_to_none=True)
             self._stale = True
+
+    def _momenta(self) -> dict[nn.Parameter, Tensor]:
+        """Copies, of the weights that have one yet."""
+        states = {weight: self._optimizer_state(weight) for weight in self.parameters.values()}
+        return {w: state["momentum_buffer"].clone() for w, state in states.items() if "momentum_buffer" in state}
+
+    @torch.no_grad()
+    def _compensate(self, then: dict[nn.Parameter, Tensor], late: float) -> None:
+        """Spike compensation (Kosson et al. 2021, arXiv 2003.11666): w ← w − lr (a v + b g), a = m^D, b = Σ_{i<D} m^i.
+
+        A gradient that is D updates late does at once what it would have done in that time. SGD has gone −lr v with
+        v = m v_then + g, any weight decay being part of g, so what is left is lr m b (v_then − v).
+        """
+        for group in self._groups():
+            moving = [w for w in group["params"] if "momentum_buffer" in self._optimizer_state(w)]
+            if not moving:
+                continue
+            m = group["momentum"]
+            b = (1 - m**late) / (1 - m) if m != 1 else late
+            change = [then[w] if w in then else torch.zeros_like(w) for w in moving]
+            torch._foreach_sub_(change, [self._optimizer_state(w)["momentum_buffer"] for w in moving])
+            torch._foreach_add_(moving, torch._foreach_mul(change, m * b * group["lr"]))
 
     def forget_gradients(self) -> None:
         for weight in (*self.parameters.values(), *self._copies.values()):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from parlay import evaluate, stores
+from parlay import board, evaluate, stores
 from parlay.checkpoint import FolderLock
 from parlay.coupling import AugmentedLagrangian, Coupling, Method, Streaming
 from parlay.coupling.streaming import Crossing, Site, Station
@@ -77,6 +77,7 @@ class Trainer:
         reconstruct: bool = False,
         test_loss: evaluate.Loss | None = None,
         out: str | Path | None = None,
+        tensorboard: bool = False,
         checkpoint_every: int = 1,
         progress: Progress | None = None,
         about: Mapping[str, Any] | None = None,
@@ -90,8 +91,8 @@ class Trainer:
         `capture`: record steps as CUDA graphs where possible. `compile`: compile what is recorded; None: where it pays.
         `engine`: "distributed" trains one stage in this process and leaves the others to those that torchrun has
         started beside it; "auto" does so where there are some. `replicas`, `serial_phase`, `micro_batches` and
-        `timeline` are for that engine. `out` is the run folder, None for none; `about` goes into its summary, and
-        `recipe` is the text of its `recipe.toml`.
+        `timeline` are for that engine. `out` is the run folder, None for none; `tensorboard` writes scalars there,
+        `about` goes into its summary, and `recipe` is the text of its `recipe.toml`.
         """
         if not isinstance(stages, Partition):
             raise InputError(f"stages is a {type(stages).__name__}: write parlay.partition(model, K, example=inputs)")
@@ -130,6 +131,11 @@ class Trainer:
         self.reconstruct = reconstruct
         self.test_loss = test_loss or loss
         self.out = Path(out) if out is not None else None
+        self.tensorboard = tensorboard
+        if tensorboard:
+            board.check()
+            if out is None:
+                raise InputError("tensorboard needs a run folder: give `out`")
         self.checkpoint_every = checkpoint_every
         leads = self.world is None or self.world.leads
         self.progress = (progress or for_terminal()) if leads else Silent()
@@ -208,7 +214,9 @@ class Trainer:
         cut = zip(self.partition.stages, self.devices, strict=True)
         stages = [Stage(module, self.optimizer, device, self.autocast) for module, device in cut]
         interfaces = self._interfaces(feed, folder)
-        stations = self._stations(self.method, stages, feed) if isinstance(self.method, Streaming) else None
+        stations = None
+        if isinstance(self.method, Streaming):
+            stations = self._stations(self.method, dict(enumerate(stages)), feed)
         why_not = self._why_not_captured(stages)
         if why_not and self.capture and self.devices[0].type == "cuda":
             self.progress.line(f"steps are not recorded as CUDA graphs: {why_not}")
@@ -230,15 +238,23 @@ class Trainer:
     def _distributed(self, world: World, feed: Feed, folder: Path) -> Engine:
         from parlay.engines.distributed import Distributed  # not where everything is in this process
 
-        if isinstance(self.method, Streaming):
-            name = type(self.method).__name__
-            raise InputError(f"{name} trains in one process so far: write engine in-process")
+        if isinstance(self.method, Streaming) and world.replicas > 1:
+            raise InputError(f"{type(self.method).__name__} takes no replicas: write replicas 1, or another method")
         world.open(self.devices[0])
         modules, k, needed = self.partition.stages, world.stage, 0
         pool = world.pooled if world.replicas > 1 else None
         own: list[Interface] = []
+        stations: list[Station] = []
         behind = None
-        if self.schedule.kind != "serial" and len(modules) > 1:
+        stage = Stage(modules[k], self.optimizer, self.devices[k], self.autocast)
+        if isinstance(self.method, Streaming):
+            method = self.method
+
+            def join() -> None:  # what one stage cannot do all refuse
+                stations.extend(self._stations(method, {k: stage}, feed))
+
+            world.gathered(join)
+        elif self.schedule.kind != "serial" and len(modules) > 1:
             needed = self._store_bytes(len(feed), range(1, len(modules)))
             samples = owned(len(feed), world.replica, world.replicas)
             here = range(k, k + 1) if k > 0 else range(0)
@@ -256,12 +272,13 @@ class Trainer:
             self.partition.model,
             modules,
             world,
-            Stage(modules[k], self.optimizer, self.devices[k], self.autocast),
+            stage,
             own[0] if own else None,
             behind,
             self.method,
             self.loss,
             feed,
+            station=stations[0] if stations else None,
             shapes=self.partition.shapes,
             store_dtype=stores.DTYPES[self.store_dtype],
             auxiliary_bytes=needed,
@@ -269,15 +286,16 @@ class Trainer:
             pipelined=self.serial_phase != "sequential" and world.replicas == 1,
             micro_batches=self.micro_batches,
             timeline=self.timeline,
+            say=self.progress.line,
         )
 
-    def _stations(self, method: Streaming, stages: list[Stage], feed: Feed) -> list[Station]:
-        """The stages at work, for methods whose states live a few steps."""
+    def _stations(self, method: Streaming, stages: Mapping[int, Stage], feed: Feed) -> list[Station]:
+        """These stages at work, for methods whose states live a few steps."""
         reduce = make_filter(self.downsample)
         cuts = [None, *(Crossing(shape, reduce) for shape in self.partition.shapes), None]
         for shape in self.partition.shapes:
             reduce.shape(shape)  # refused here where it cannot be downsampled
-        rows, outputs = min(self.batch_size, len(feed)), self._output_shape(stages, feed)
+        rows, outputs = min(self.batch_size, len(feed)), self._output_shape(feed)
         classes = None
         if (
             outputs is not None
@@ -285,19 +303,19 @@ class Trainer:
             and not (feed.reconstruct or feed.split.targets.is_floating_point())
         ):
             classes = outputs[0]
-        around = enumerate(zip(stages, cuts, cuts[1:], strict=False))
-        common = self.loss, rows, outputs, classes, self.optimizer, self.seed
-        return [
-            method.station(Site(stage, k, len(stages), before, after, *common)) for k, (stage, before, after) in around
-        ]
+        example = feed.batch(torch.zeros(1, dtype=torch.int64))[0]
+        inputs = tuple(example.shape[1:]) if example.is_floating_point() else None
+        common = self.loss, rows, outputs, classes, inputs, self.optimizer, self.seed
+        count = len(self.partition)
+        return [method.station(Site(stage, k, count, cuts[k], cuts[k + 1], *common)) for k, stage in stages.items()]
 
-    def _output_shape(self, stages: list[Stage], feed: Feed) -> tuple[int, ...] | None:
+    def _output_shape(self, feed: Feed) -> tuple[int, ...] | None:
         """Of what the network puts out for a sample; None where that is not one tensor."""
         self.partition.model.eval()
         with torch.no_grad():
             x: Any = feed.batch(torch.zeros(1, dtype=torch.int64))[0]
-            for stage in stages:
-                x = stage.forward(x)
+            for module in self.partition.stages:
+                x = module(x.to(next((w.device for w in module.parameters()), x.device)))
         return tuple(x.shape[1:]) if isinstance(x, torch.Tensor) else None
 
     def _interfaces(self, feed: Feed, folder: Path) -> list[Interface]:

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from parlay import checkpoint, faults, timeline
+from parlay import checkpoint, faults, reconstructions, timeline
+from parlay.board import Board
 from parlay.checkpoint import atomic_write
 from parlay.coupling import Coupling
 from parlay.data import batches
@@ -78,6 +79,7 @@ class Run:
         self.position = Position()
         self.saved: Path | None = None
         """The newest checkpoint."""
+        self.board: Board | None = None
         self.began = time.perf_counter()
 
     def go(self, resume: bool) -> Result:
@@ -87,11 +89,16 @@ class Run:
         if not (resume and self._resume()):
             self._restart_records(0)
         self.crew.led(self._write_recipe)
+        if self.trainer.tensorboard and self.trainer.out is not None and self.crew.leads:
+            self.board = Board(self.trainer.out, self.position.epoch)
         try:
             return self._train()
         except Exception as error:
             self._note_failure(error)
             raise
+        finally:
+            if self.board is not None:
+                self.board.close()
 
     def _refuse_a_second_run(self) -> None:
         if self.records.path is not None and self.records.path.exists():
@@ -149,7 +156,7 @@ class Run:
         if now.step < self.steps:
             return False
         record = self._record(epoch)
-        self.crew.gathered(lambda: self.records.append(record))
+        self.crew.gathered(lambda: self._keep(record))
         self.trainer.progress.epoch(record, self.epochs)
         if self._adapts and phase == PARALLEL:  # all processes do what the leader's record says
             self.phases = self.crew.led(lambda: adapted(self.phases, epoch, record["healthy"]))
@@ -159,6 +166,11 @@ class Run:
         if self._due(epoch):
             self._save()
         return True
+
+    def _keep(self, record: Record) -> None:
+        self.records.append(record)
+        if self.board is not None:
+            self.board.add(record)
 
     @property
     def _adapts(self) -> bool:
@@ -390,6 +402,8 @@ class Run:
             if status == "finished":
                 save_model(model, self.trainer.out / "model.safetensors")
             write_json(self.trainer.out / "summary.json", summary)
+            if status == "finished" and self.judge is not None and self.judge.reconstruct:
+                reconstructions.save(model, self.judge, self.trainer.out / reconstructions.FILE)
             if spans:
                 timeline.write(self.trainer.out / timeline.FILE, spans, self.trainer.out.name)
         return Result(status, model.eval(), self.records.rows, summary, message)

@@ -27,22 +27,32 @@ class Found(NamedTuple):
     rows: list[Row]
 
 
-def run(recipe: Recipe, rounds: int, steps: int, say: Say) -> Found:
-    """Time all systems of the recipe's device."""
+def run(recipe: Recipe, rounds: int, steps: int, say: Say, whole: bool = False) -> Found:
+    """Time all systems of the recipe's device; `whole`: and serial training compiled in one piece, on a GPU."""
     if recipe.method in STREAMING:
-        raise InputError("the bench times methods that keep states: write method al or penalty")
+        raise InputError("bench times streaming methods beside the others anyway: write method al or penalty")
     kind = _device(recipe)
     if find_spec(f"parlay.bench.{kind}") is None:
         raise InputError(f"there is no benchmark on {kind}: write --device cpu")
+    if whole and kind != "cuda":
+        raise InputError(f"nothing is compiled on {kind}: leave --whole out, or write --device cuda")
     place = import_module(f"parlay.bench.{kind}")
-    recipe = place.resolved(recipe)
-    systems = place.systems(recipe, say)
+    partition, recipe = recipe.partition, place.resolved(recipe)
+    more = {"whole": True} if whole else {}
+    systems = place.systems(recipe, partition, say, **more)
     try:
         rows = interleaved(systems, Problem(recipe.model, recipe.batch_size), rounds, steps, say)
     finally:
         for system in systems:
             system.close()
     return Found(recipe, best(rows))
+
+
+def devices(recipe: Recipe) -> list[str]:
+    """What the systems run on: a core per stage, or one GPU."""
+    import torch
+
+    return [torch.cuda.get_device_name()] if _device(recipe) == "cuda" else [recipe.device] * recipe.stages
 
 
 def processor() -> str:

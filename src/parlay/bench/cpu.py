@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -17,10 +18,12 @@ from parlay.bench.gang import Gang, Ganged, Place, Worker, cores
 from parlay.errors import InputError
 from parlay.memory import keep_freed_memory
 from parlay.recipe import Recipe
-from parlay.run import set_up
+from parlay.run import method_keys, set_up
 
 MICRO_BATCHES = (2, 4, 8)
 """Of the pipelines. All are timed, and the fastest one counts."""
+STREAMS = {"replay": "second forward pass", "delayed": "kept activations"}
+"""Streaming methods that are timed, and what each pays for an adjoint that comes late."""
 
 
 def resolved(recipe: Recipe) -> Recipe:
@@ -46,15 +49,17 @@ def one_core() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def systems(recipe: Recipe, say: Say) -> list[Timed]:
-    """All of them, started and asleep. The recipe is a resolved one."""
+def systems(recipe: Recipe, partition: str, say: Say) -> list[Timed]:
+    """All of them, started and asleep. The recipe is a resolved one; `partition` is how it was asked to be cut."""
     k, all_threads = recipe.stages, len(cores()) or os.cpu_count() or 1
+    streams = {method: _streaming(recipe, method, partition) for method in STREAMS}
     smaller = replace(recipe, downsample=2)
     wanted: list[tuple[str, Callable[[Recipe, Place], Worker], Recipe, int, int]] = [
         (SERIAL, workers.Serial, recipe, 1, 1),
         ("serial-all-threads", workers.Serial, recipe, 1, all_threads),
         (LAYER_PARALLEL, workers.Layers, recipe, k, 1),
         *([("layer-parallel-ds", workers.Layers, smaller, k, 1)] if recipe.downsample == 1 else []),
+        *((method, workers.Layers, of, k, 1) for method, of in streams.items()),
         ("stages-alone", workers.Alone, recipe, k, 1),
         ("pipeline", workers.Pipeline, recipe, k, 1),
         ("data-parallel", workers.Replica, recipe, k, 1),
@@ -72,7 +77,15 @@ def systems(recipe: Recipe, say: Say) -> list[Timed]:
         for gang in gangs.values():
             gang.close()
         raise
-    return [system for name, gang in gangs.items() for system in _timed(name, gang, recipe, all_threads)]
+    timed = {name: streams.get(name, recipe) for name in gangs}
+    return [system for name, gang in gangs.items() for system in _timed(name, gang, timed[name], all_threads)]
+
+
+def _streaming(recipe: Recipe, method: str, partition: str) -> Recipe:
+    """The same work by a streaming method, with its own defaults and cut by its own costs."""
+    keys: dict[str, Any] = dict.fromkeys(method_keys(recipe.method))
+    with one_core():
+        return set_up(replace(recipe, **keys, method=method, partition=partition)).recipe
 
 
 def _timed(name: str, gang: Gang, recipe: Recipe, all_threads: int) -> list[Timed]:
@@ -85,6 +98,7 @@ def _timed(name: str, gang: Gang, recipe: Recipe, all_threads: int) -> list[Time
         return [Ganged(name, gang, 1, f"{all_threads} threads")]
     r = {LAYER_PARALLEL: recipe.downsample, "layer-parallel-ds": 2}.get(name, 1)
     note = {"stages-alone": "no exchange: the bound", "data-parallel": f"DDP, {k} replicas"}
+    note |= {method: f"{what}, cut at {recipe.partition}" for method, what in STREAMS.items()}
     return [Ganged(name, gang, k, note.get(name, f"r = {r}"))]
 
 

@@ -2,7 +2,8 @@
 
 Stages share caches and memory, and so each is slower beside the others than alone; measured side by side they are as
 slow as they will be in training. What crosses the interfaces is copied by the same cores that compute, so the time of
-a stage's messages adds to its own, however well they overlap.
+a stage's messages adds to its own, however well they overlap. The stages of a streaming method are measured with their
+messages, as they run in training.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import torch.distributed as dist
 
 from parlay import stores
 from parlay.bench.gang import Gang, Make, Place, Worker
-from parlay.bench.workers import Alone, Serial
+from parlay.bench.workers import Alone, Layers, Serial
+from parlay.coupling import Streaming
 from parlay.filters import downsample
 from parlay.run import Setup
 
@@ -33,14 +35,15 @@ ROUNDS, STEPS = 4, 2
 class Measured:
     serial_ms: float
     stage_ms: list[float]
-    """Without messages."""
     bytes_per_second: float
     """One way between two processes."""
+    with_messages: bool = False
+    """Are those of the stages in `stage_ms`?"""
 
 
 def measure(setup: Setup) -> Measured:
     """From a few interleaved rounds; the least counts, as for the costs of blocks: what disturbs only adds."""
-    recipe, k = setup.recipe, setup.recipe.stages
+    recipe, k, streaming = setup.recipe, setup.recipe.stages, isinstance(setup.method, Streaming)
     with ExitStack() as held:
 
         def gang(name: str, make: Make, size: int) -> Gang:
@@ -51,7 +54,7 @@ def measure(setup: Setup) -> Measured:
             return found
 
         serial = gang("serial", partial(Serial, recipe), 1)
-        alone = gang("stages", partial(Alone, recipe), k) if k > 1 else serial
+        alone = gang("stages", partial(Layers if streaming else Alone, recipe), k) if k > 1 else serial
         link = gang("link", Postman, 2)
         speeds = []
         for _ in range(ROUNDS):
@@ -59,7 +62,7 @@ def measure(setup: Setup) -> Measured:
             if k > 1:
                 alone.time(STEPS)
             speeds += [MESSAGES * MESSAGE / link.time(1) for _ in range(2)]
-        return Measured(_processor_ms(serial)[0], _processor_ms(alone), max(speeds))
+        return Measured(_processor_ms(serial)[0], _processor_ms(alone), max(speeds), streaming)
 
 
 def _processor_ms(gang: Gang) -> list[float]:
@@ -89,6 +92,8 @@ def exchanged(setup: Setup) -> list[int]:
 
 def step_ms(measured: Measured, crossing: Sequence[int]) -> float:
     """Of the slowest stage, with its messages to and from both neighbours."""
+    if measured.with_messages:
+        return max(measured.stage_ms)
     around = [0, *crossing, 0]
     messages = [1000 * (a + b) / measured.bytes_per_second for a, b in pairwise(around)]
     return max(own + sent for own, sent in zip(measured.stage_ms, messages, strict=True))

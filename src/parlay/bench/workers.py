@@ -49,7 +49,7 @@ class Bench:
     def of(cls, recipe: Recipe, engine: str = "in-process") -> Bench:
         setup = set_up(replace(recipe, engine=engine))
         trainer = make_trainer(setup, None, Silent())
-        return cls(setup, trainer, Feed(synthetic(setup), trainer.prepare))
+        return cls(setup, trainer, Feed(synthetic(setup), trainer.prepare, reconstruct=trainer.reconstruct))
 
     @property
     def coupling(self) -> Coupling:
@@ -64,7 +64,8 @@ class Bench:
         return torch.arange(size) + size * (step % BATCHES)
 
     def batch(self, step: int) -> Batch:
-        beta = self.coupling.beta_at(0, 1)
+        method = self.trainer.method
+        beta = method.beta_at(0, 1) if isinstance(method, Coupling) else 0.0
         return Batch(self.ids(step), 0, step, RATE, beta, self.setup.recipe.seed, following=self.ids(step + 1))
 
     def stage(self, module: nn.Sequential) -> Stage:
@@ -140,7 +141,7 @@ def _interface(bench: Bench, n: int) -> tuple[Interface, Pair]:
 
 @final
 class Layers(Worker):
-    """A stage of layer-parallel training: Parlay's own distributed engine, with real states."""
+    """A stage of layer-parallel training: Parlay's own distributed engine, with real states or real messages."""
 
     def __init__(self, recipe: Recipe, place: Place) -> None:
         place.join()

@@ -1,6 +1,7 @@
 """The methods that join neighbouring stages, one file each, behind the interfaces of `base` and `streaming`."""
 
 from parlay.coupling.augmented_lagrangian import AugmentedLagrangian
+from parlay.coupling.auxnet import AuxNet
 from parlay.coupling.base import Coupling, Pair
 from parlay.coupling.delayed import Delayed
 from parlay.coupling.dni import DNI
@@ -15,6 +16,7 @@ Method = Coupling | Streaming
 __all__ = [
     "DNI",
     "AugmentedLagrangian",
+    "AuxNet",
     "Coupling",
     "Delayed",
     "Local",

@@ -7,16 +7,15 @@ the signal is as good as the guess. With `condition` "labels" the synthesiser is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
-from parlay.coupling.streaming import Ring, Sent, Site, Station, Streaming, Visit, answer
+from parlay.coupling.streaming import Ring, Sent, Site, Station, Streaming, Visit, adam, answer
 from parlay.errors import InputError
-from parlay.stage import MakeOptimizer
 
 CONDITIONS = ("labels", "none")
 TINY = 1e-30
@@ -66,7 +65,7 @@ class Guessing(Station):
             raise InputError("the synthesiser is told labels, and the targets are not classes: write condition none")
         if site.after is not None:
             shape, classes = site.after.small, self.classes
-            self.beside = site.network(lambda: synthesiser(shape, classes), _adam(method.synthesiser_lr))
+            self.beside = site.network(lambda: synthesiser(shape, classes), adam(method.synthesiser_lr))
             self.rings = {name: Ring(self.lag + 1, site.rows) for name in ("outputs", "labels")}
         self.scale = torch.zeros((), device=site.stage.device)
         """Running root mean square of the adjoints: a network learns numbers of about 1, adjoints are far smaller."""
@@ -143,12 +142,3 @@ def synthesiser(shape: tuple[int, ...], told: int) -> nn.Sequential:
     assert last.bias is not None
     nn.init.zeros_(last.bias)
     return nn.Sequential(first, nn.ReLU(), last)
-
-
-def _adam(lr: float) -> MakeOptimizer:
-    def make(weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        kept = list(weights)
-        on_gpu = kept[0].is_cuda
-        return torch.optim.Adam(kept, lr=lr, capturable=on_gpu, fused=on_gpu or None)
-
-    return make

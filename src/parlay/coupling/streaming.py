@@ -5,6 +5,9 @@ In a step every stage works on a batch of its own, and no stage waits for anothe
     step t, stage k     forward of batch t - k                    `features` have come from stage k-1 a step ago
                         answer to batch t - k - L_k               `adjoint`  has  come from stage k+1 a step ago
 
+Where a method goes `upwards`, a batch enters at the last stage instead, `adjoint` is there with the batch, and
+`features` are the answer.
+
 A method makes a `Station` of every stage: what arrives goes in, what leaves comes out, and what must be kept between
 the two lies in its queues. Stations know nothing of each other. Engines move the messages between steps, inside one
 process or from one to the next.
@@ -16,7 +19,7 @@ respect to DS(x), backward. The adjoint is per sample, as everywhere.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import ClassVar, NamedTuple, final
@@ -47,6 +50,8 @@ class Visit:
     seed: int | None
     """Of the random numbers inside the network, the same whenever the batch passes; None: not seeded here."""
     targets: Tensor | None = None
+    inputs: Tensor | None = None
+    """What the network itself takes, for stations that ask for it."""
 
 
 class Sent(NamedTuple):
@@ -97,6 +102,8 @@ class Site:
     """Shape of what the network puts out for a sample; None where that is not one tensor."""
     classes: int | None
     """How many, where the targets are classes."""
+    inputs: tuple[int, ...] | None
+    """Shape of what the network takes for a sample; None where that is not floating-point numbers."""
     optimizer: MakeOptimizer
     seed: int
 
@@ -152,6 +159,8 @@ class Station(ABC):
 
     needs_targets: ClassVar[bool] = False
     """Also before the last stage?"""
+    needs_inputs: ClassVar[bool] = False
+    """The network's own, with every visit?"""
 
     def __init__(self, site: Site, accumulate: int = 1) -> None:
         self.site = site
@@ -305,9 +314,23 @@ def answer(state: Tensor, rows: int, factor: float = 1.0) -> Tensor | None:
     return state.grad.float() * (rows * factor) if state.grad is not None else None
 
 
+def adam(lr: float) -> MakeOptimizer:
+    """For a network beside a stage, whose problem is not that of the stages."""
+
+    def make(weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        kept = list(weights)
+        on_gpu = kept[0].is_cuda
+        return torch.optim.Adam(kept, lr=lr, capturable=on_gpu, fused=on_gpu or None)
+
+    return make
+
+
 @dataclass(frozen=True)
 class Streaming(ABC):
     """A method whose states live a few steps. One file per method."""
+
+    upwards: ClassVar[bool] = False
+    """Does a batch enter at the last stage? Then adjoints travel with it and features come as the answers."""
 
     @abstractmethod
     def lag(self, k: int, stages: int) -> int:
@@ -320,6 +343,10 @@ class Streaming(ABC):
     @abstractmethod
     def station(self, site: Site) -> Station:
         """A stage at work."""
+
+    def returned(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape, per sample, of what goes back over an interface where states have this one."""
+        return shape
 
     def kept(self, k: int, stages: int) -> tuple[int, int]:  # noqa: ARG002
         """Batches of inputs and of outputs that the queues of stage k hold; what else is kept is not counted."""
@@ -351,6 +378,11 @@ class Late(Streaming):
     """Factor on an adjoint that crosses an interface (Zhuang et al., FDG): early stages have old signals."""
     predict: float = 0.0
     """Share of the delay by which the forward pass looks ahead along the momentum of SGD (Chen et al., SpecTrain)."""
+    compensate: float = 0.0
+    """Share of its delay that the momentum of SGD makes up for (spike compensation; Kosson et al. 2021).
+
+    A late gradient then does at once what it would have done by now (`Stage.apply`).
+    """
     accumulate: int = 1
     """Gradients of so many batches make one update, at as many times the learning rate (ADL; PETRA).
 
@@ -373,6 +405,8 @@ class Late(Streaming):
             raise InputError(f"detail is {self.detail}: write a number of at least 0")
         if not 0 <= self.predict < float("inf"):
             raise InputError(f"predict is {self.predict}: write a number of at least 0, as in 0.5")
+        if not 0 <= self.compensate < float("inf"):
+            raise InputError(f"compensate is {self.compensate}: write a number of at least 0, as in 1")
         if self.accumulate < 1:
             raise InputError(f"accumulate is {self.accumulate}: write a number of batches of at least 1")
         if not 0 <= self.slow_start < float("inf"):
@@ -397,7 +431,7 @@ class Late(Streaming):
 
 
 class LateStation(Station):
-    """What the stations of such methods share: where they look ahead to."""
+    """What the stations of such methods share: where they look ahead to, and how they make up for lost time."""
 
     def __init__(self, site: Site, method: Late) -> None:
         super().__init__(site, method.accumulate)
@@ -409,6 +443,16 @@ class LateStation(Station):
                 "predict looks ahead along the momentum of SGD, and this optimiser has none: "
                 "write predict 0, or take SGD with momentum"
             )
+        self._late = method.compensate * self.lag / method.accumulate
+        if self._late > 0 and not site.stage.has_plain_momentum:
+            raise InputError(
+                "compensate changes the plain momentum of SGD, and this optimiser has none: "
+                "write compensate 0, or take SGD with momentum"
+            )
+
+    def apply(self) -> None:
+        if self.stage.gradients():
+            self.stage.apply(self._late)
 
     def predicted(self) -> dict[str, Tensor]:
         """w − predict · delay · lr · momentum: where the weights will be, about, when the answer comes."""

@@ -32,7 +32,7 @@ class Chain:
         with self._recorder.span("send", step):
             if not self._introduced[1]:
                 self._introduced[1] = True
-                self.behind.up.send(torch.tensor([DTYPES.index(y.dtype)]))
+                self.behind.up.send(torch.tensor([DTYPES.index(y.dtype)], device=y.device))
             self.behind.up.send(y)
 
     def receive(self, samples: int, step: int) -> Tensor:

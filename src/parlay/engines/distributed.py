@@ -12,9 +12,12 @@ same batches from the seed. Both sides of a cut follow its mean square s² from 
 float32 the outputs are rounded before they cross: states come out as in one process wherever they are the
 outputs themselves, s² and the recorded violation differ in the type's last digits.
 
-Whether to stop, and whether a loss is not finite, is agreed by a tiny reduction per step that is read LAG steps later,
-at the same step everywhere. Until then a stage whose loss is not finite makes no update; the others may have made LAG
-more, which no checkpoint ever holds. In a serial phase it is read before the update: nobody makes it.
+Whether to stop, and whether a loss is not finite, is agreed by a tiny reduction per step: posted when the loss is known
+and read before the update, which nobody makes then. That is a backward pass later, and costs nothing that could be
+measured. On GPUs, which must not be waited for, it is read up to LAG steps late, at the same step everywhere: a stage
+whose loss is not finite makes no update, the others may have made LAG more, which no checkpoint ever holds.
+
+The messages of a streaming method, whose states are not stored, are those of `relay.py`.
 
 Replicas of a stage divide every batch by the sample's id, and each keeps the states of its own samples alone.
 Their gradients are averaged with the exact weights of their shares, and batch norm runs over all of them.
@@ -31,13 +34,15 @@ import torch
 from torch import Tensor, nn
 
 from parlay import faults
-from parlay.coupling import Coupling, Pair
+from parlay.coupling import Coupling, Method, Pair, Streaming
+from parlay.coupling.streaming import Station
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine, Totals, stage_tensors
 from parlay.engines.chain import Chain
 from parlay.engines.exchange import LAG, Ahead, Exchange
-from parlay.engines.ledger import Ledger
+from parlay.engines.ledger import Ledger, Trained
 from parlay.engines.norms import JointNorms
+from parlay.engines.relay import Relay
 from parlay.engines.shares import Share, Shares, divided
 from parlay.engines.world import World
 from parlay.evaluate import Loss, evaluate, in_float32, unchanged_buffers
@@ -65,10 +70,11 @@ class Distributed(Engine):
         stage: Stage,
         interface: Interface | None,
         cut: Cut | None,
-        coupling: Coupling,
+        coupling: Method,
         loss: Loss,
         feed: Feed,
         *,
+        station: Station | None = None,
         shapes: tuple[tuple[int, ...], ...],
         store_dtype: torch.dtype,
         auxiliary_bytes: int,
@@ -76,8 +82,11 @@ class Distributed(Engine):
         pipelined: bool = False,
         micro_batches: int = 0,
         timeline: int = 0,
+        say: Callable[[str], None] = print,
     ) -> None:
+        """`station` is the stage at work, for a streaming method; there are neither interface nor cut then."""
         self.model, self.modules = model, modules
+        self.coupling = coupling
         self.crew = self.world = world
         self.stage, self.interface, self.cut = stage, interface, cut
         self.loss, self.feed, self.clip = loss, feed, clip
@@ -85,11 +94,16 @@ class Distributed(Engine):
         self.totals = Totals()
         self.recorder = Recorder(world.rank, timeline > 0)
         before, behind = world.neighbours(stage.device)
-        with_multipliers = coupling.keeps_multipliers
+        with_multipliers = isinstance(coupling, Coupling) and coupling.keeps_multipliers
         self._shares = Shares(coupling, len(feed), self.k, world.stages, world.replica, world.replicas)
         self._exchange = Exchange(interface, cut, before, behind, store_dtype, with_multipliers, self.recorder)
         self._chain = Chain(before, behind, () if self.first else shapes[self.k - 1], self.recorder)
         self._ledger = Ledger(world)
+        self._relay: Relay | None = None
+        if isinstance(coupling, Streaming):
+            assert station is not None
+            self._relay = Relay(coupling, station, before, behind, feed, world, self.recorder)
+        self._say = say
         self._norms = JointNorms(stage.module, world) if world.replicas > 1 else None
         # gloo carries a pipeline for CPUs only
         self._pipelined = pipelined and (stage.device.type == "cpu" or world.own_gpu)
@@ -99,7 +113,7 @@ class Distributed(Engine):
         self._timeline = timeline
         self._step = -1
         """Of those that this process has begun, for the spans."""
-        self._unread: deque[tuple[Batch, Tensor]] = deque()
+        self._unread: deque[tuple[Trained, Tensor]] = deque()
         self._filled = interface is None and cut is None
         self._wants_to_stop = False
         self._learning_rate: float | None = None
@@ -107,6 +121,9 @@ class Distributed(Engine):
     # Parallel phases
 
     def parallel_step(self, batch: Batch) -> None:
+        if self._relay is not None:
+            self._relay_step(self._relay, batch)
+            return
         beta, share = torch.tensor(batch.beta), self._begin(batch, parallel=True)
         following = None
         if batch.following is not None:
@@ -117,11 +134,13 @@ class Distributed(Engine):
         pair = ahead.own.float() if ahead.own is not None else None
         state = pair.of(share.turn).state.detach().requires_grad_() if pair is not None else NOTHING
         loss, sent = self._local_loss(share, ahead, state, beta)
+        self._unread.append((batch, loss.detach()))
+        self._read_losses(keep=1 if loss.is_cuda else 0)
         if loss.requires_grad:  # not where a first stage has nothing to train
             with self.recorder.span("backward", self._step):
                 loss.backward()  # type: ignore[no-untyped-call]
-        self._unread.append((batch, loss.detach()))
-        self._read_losses(keep=1 if loss.is_cuda else 0)
+        if not loss.is_cuda:
+            self._ledger.read(0)
         with self.recorder.span("update", self._step):
             self._sum_gradients(share)
             if not self._ledger.spoiled:
@@ -134,6 +153,32 @@ class Distributed(Engine):
             p = state.grad.mul_(share.whole) if state.grad is not None else torch.zeros_like(state)
             self._ledger.violations(self._exchange.finish(share, pair, p, beta, self._step))
         self._ledger.read(LAG)
+
+    def _relay_step(self, relay: Relay, batch: Batch | None) -> None:
+        """A step of a streaming method; no batch enters while the last ones of a phase run out."""
+        self._step += 1
+        self.recorder.on = batch is not None and batch.step < self._timeline
+        self.stage.module.train()
+        trained, loss = relay.step(batch, self._step)
+        self._unread.append((trained, loss))
+        self._read_losses(keep=1 if loss.is_cuda else 0)
+        if not loss.is_cuda:
+            self._ledger.read(0)
+        with self.recorder.span("update", self._step):
+            if not self._ledger.spoiled:
+                relay.update(self._clip)
+        self._ledger.read(LAG)
+
+    def finish(self) -> None:
+        relay = self._relay
+        if relay is None:
+            return
+        while not relay.empty:
+            heartbeat.beat()
+            self._relay_step(relay, None)
+        if not self._ledger.spoiled:
+            relay.station.settle(self._clip)
+        self.drain()
 
     def _local_loss(self, share: Share, ahead: Ahead, state: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of this stage's own problem, and the outputs as they were sent to the stage behind."""
@@ -281,7 +326,7 @@ class Distributed(Engine):
     # States, evaluation
 
     def refresh(self, batches: Iterable[Batch], stop: Callable[[], bool]) -> list[float] | None:
-        if self.world.stages == 1:
+        if self.world.stages == 1 or self._relay is not None:
             return None
         had_states = self.filled
         violations: list[Tensor] = []
@@ -364,12 +409,17 @@ class Distributed(Engine):
 
     def drain(self) -> Totals:
         """All that is on its way arrives, all agreements are read, and the losses of all stages are added up."""
+        if self._relay is not None:
+            self._relay.collect(self._step)
         self._ledger.violations(self._exchange.flush())
         self._read_losses(keep=0)
         self._ledger.read(0)
         self._ledger.close_epoch(self.totals)
-        rates = self.world.gathered(lambda: self.stage.learning_rate)
-        self._learning_rate = next((rate for rate in rates if rate is not None), None)
+        kept = self._relay.station.bytes if self._relay is not None else 0
+        found = self.world.gathered(lambda: (self.stage.learning_rate, kept))
+        self._learning_rate = next((rate for rate, _ in found if rate is not None), None)
+        if self._relay is not None:
+            self._auxiliary_bytes = sum(size for _, size in found)
         return self.totals
 
     # Checkpoints
@@ -379,6 +429,8 @@ class Distributed(Engine):
         parts = {f"stage-{self.k}": self.stage.tensors()} if self.world.replica == 0 else {}
         if with_states and self.filled and self.interface is not None:
             parts[self._interface_part()] = self.interface.tensors()
+        if self._relay is not None:
+            parts |= self._relay.part(with_states)
         return parts
 
     def _interface_part(self) -> str:
@@ -395,6 +447,8 @@ class Distributed(Engine):
         self._set_filled(all(self.world.gathered(lambda: fits)))
         if self._filled:
             self._share_mean_square()
+        if self._relay is not None:
+            self._relay.load(parts, self._say)
 
     def _share_mean_square(self) -> None:
         """Both sides of a cut go on with that of the interface, which a checkpoint keeps."""
@@ -412,7 +466,10 @@ class Distributed(Engine):
         return [span for spans in self.world.gathered(lambda: list(self.recorder.spans)) for span in spans]
 
     def facts(self) -> dict[str, Any]:
-        return {"engine": "distributed", "processes": self.world.size, "replicas": self.world.replicas}
+        found = {"engine": "distributed", "processes": self.world.size, "replicas": self.world.replicas}
+        if not isinstance(self.coupling, Streaming):
+            return found
+        return {**found, "staleness": self.coupling.staleness(self.world.stages)}
 
     def waits(self) -> list[float]:
         return self.world.gathered(lambda: round(self.waited, 3))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import torch
@@ -18,11 +19,15 @@ from torch import Tensor
 from parlay.engines.base import Batch, Totals, raise_if_not_finite
 from parlay.engines.world import World
 
+Trained = Batch | Sequence[Batch | None]
+"""What the stages have trained on in a step: one batch, or, with a streaming method, each stage its own."""
+
 
 class Row(NamedTuple):
     """A step as this process saw it."""
 
-    samples: int
+    samples: int | list[int]
+    """Of all stages, or of each."""
     serial: bool
     """Then only the last stage has a loss."""
     loss: float
@@ -31,7 +36,7 @@ class Row(NamedTuple):
 class Posted(NamedTuple):
     """A word that is not read yet."""
 
-    batch: Batch
+    batch: Trained
     row: Row | None
     flags: Tensor
     work: Any
@@ -51,9 +56,9 @@ class Ledger:
         self._rows: list[Row] = []
         self._violations: list[Tensor] = []
 
-    def note(self, batch: Batch, loss: float, stop: bool, serial: bool = False) -> None:
+    def note(self, batch: Trained, loss: float, stop: bool, serial: bool = False) -> None:
         """This process's word on a training step."""
-        row = Row(len(batch.ids), serial, loss)
+        row = Row(_samples(batch), serial, loss)
         self._rows.append(row)
         self.spoiled = self.spoiled or not math.isfinite(loss)
         self._post(batch, row, stop, not math.isfinite(loss))
@@ -87,20 +92,28 @@ class Ledger:
         behind = iter(zip(*(replicas[0][1] for replicas in stages[1:]), strict=True))
         for i, row in enumerate(rows):
             losses = [sum(losses[i] for losses, _ in replicas) for replicas in stages]
-            if row.serial:
+            if isinstance(row.samples, list):
+                totals.add_apart(row.samples, losses)
+            elif row.serial:
                 totals.add(row.samples, losses[-1:], [])
             else:
                 totals.add(row.samples, losses, list(next(behind, ())))
 
-    def _post(self, batch: Batch, row: Row | None, stop: bool, bad: bool) -> None:
+    def _post(self, batch: Trained, row: Row | None, stop: bool, bad: bool) -> None:
         flags = torch.tensor([stop, bad], dtype=torch.int32)
         with self._world.naming_the_lost():
             work = dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._world.pulse, async_op=True)
         self._posted.append(Posted(batch, row, flags, work))
 
-    def _raise(self, batch: Batch, row: Row) -> None:
+    def _raise(self, batch: Trained, row: Row) -> None:
         """Name the first stage; a step's loss is the sum of its replicas' parts."""
         world = self._world
         found = world.gathered(lambda: row.loss)
         losses = [sum(found[world.rank_of(k, 0) : world.rank_of(k + 1, 0)]) for k in range(world.stages)]
         raise_if_not_finite(batch, losses[-1:] if row.serial else losses, world.stages)
+
+
+def _samples(batch: Trained) -> int | list[int]:
+    if isinstance(batch, Batch):
+        return len(batch.ids)
+    return [len(its.ids) if its is not None else 0 for its in batch]

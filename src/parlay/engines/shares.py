@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from parlay.coupling import Coupling
+from parlay.coupling import Coupling, Method
 
 
 def owner(ids: Tensor, replicas: int) -> Tensor:
@@ -57,7 +57,7 @@ class Share:
 class Shares:
     """How batches are divided, for one process."""
 
-    def __init__(self, coupling: Coupling, samples: int, stage: int, stages: int, replica: int, replicas: int) -> None:
+    def __init__(self, coupling: Method, samples: int, stage: int, stages: int, replica: int, replicas: int) -> None:
         self._coupling, self._stage, self._stages = coupling, stage, stages
         self._replica, self._replicas = replica, replicas
         self._row_of = (owner(torch.arange(samples), replicas) == replica).cumsum(0) - 1
@@ -66,7 +66,8 @@ class Shares:
         take_turns = parallel and self._stages > 1  # a single stage has no neighbour to take turns with
 
         def turn(ids: Tensor, stage: int) -> Tensor | None:
-            return self._coupling.turn(ids, epoch, stage) if take_turns else None
+            coupling = self._coupling
+            return coupling.turn(ids, epoch, stage) if take_turns and isinstance(coupling, Coupling) else None
 
         if self._replicas == 1:
             own = turn(ids, self._stage)

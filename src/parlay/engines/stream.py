@@ -20,7 +20,8 @@ from parlay.engines.base import Batch
 from parlay.engines.graphs import Inputs
 from parlay.engines.lanes import Lanes
 
-LAST = "last/"  # before the names of the random changes of the batch that is at the last stage
+OTHER_NETWORKS = "the checkpoint has no such networks beside these stages: they begin anew"
+OTHER_QUEUES = "the checkpoint's batches on their way are of another cut or method: they are left out"
 
 
 class Stop(NamedTuple):
@@ -50,11 +51,21 @@ class Way:
     No stage trains before an answer has come, which is a true adjoint at the weights that the stage still has: queues
     are full before the first update. When a phase ends, steps without a new batch let the last ones run out. So every
     stage trains on every batch once.
+
+    Upwards, for three stages whose states are generated, lags 0, 2, 2: what comes back are features.
+
+        stage 0            0   1   2   3   4   5      no answer
+        stage 1        0   1   2   3   4   5   6
+                               0   1   2   3   4      answer
+        stage 2    0   1   2   3   4   5   6   7
+                           0   1   2   3   4   5
     """
 
-    def __init__(self, lags: Sequence[int]) -> None:
+    def __init__(self, lags: Sequence[int], upwards: bool = False) -> None:
+        """`upwards`: batches enter at the last stage."""
         self.lags = list(lags)
-        self.depth = max(k + lag for k, lag in enumerate(lags))
+        self.entries = list(reversed(range(len(lags)))) if upwards else list(range(len(lags)))
+        self.depth = max(entry + lag for entry, lag in zip(self.entries, lags, strict=True))
         self.step = 0
         self.batches: dict[int, Batch] = {}
 
@@ -62,12 +73,16 @@ class Way:
         """One step; what every stage has to do in it."""
         if batch is not None:
             self.batches[self.step] = batch
-        stops = [self._stop(self.step - k, lag) for k, lag in enumerate(self.lags)]
+        stops = [self._stop(self.step - entry, lag) for entry, lag in zip(self.entries, self.lags, strict=True)]
         self.step += 1
         self.batches = {n: kept for n, kept in self.batches.items() if self.step - n <= self.depth}
         if not self.batches:  # all have run out
             self.step = 0
         return stops
+
+    def coming(self) -> list[Stop]:
+        """The next step, but for a batch that may enter in it: which messages the stages will need then."""
+        return [self._stop(self.step - entry, lag) for entry, lag in zip(self.entries, self.lags, strict=True)]
 
     def _stop(self, number: int, lag: int) -> Stop:
         answered = number - lag
@@ -130,7 +145,7 @@ class Stream:
         self.method, self.stations, self.feed, self.lanes, self.clip = method, stations, feed, lanes, clip
         self.recorded = recorded
         count = len(stations)
-        self.way = Way([method.lag(k, count) for k in range(count)])
+        self.way = Way([method.lag(k, count) for k in range(count)], method.upwards)
         rows = stations[0].site.rows
         self.features = [Mail(rows, recorded) for _ in stations]
         """To every stage from the one before; the first has none."""
@@ -158,12 +173,16 @@ class Stream:
             inputs[f"back-{k}"] = _ids(stop.back)
             inputs[f"put-{k}"] = torch.tensor([stop.put])
             inputs[f"take-{k}"] = torch.tensor([stop.take])
-        if batch is not None:
-            inputs |= self._changes(batch)
-        at_last = self._stops[-1].forth
-        if self.feed.reconstruct and at_last is not None:
-            inputs |= {LAST + name: value for name, value in self._changes(at_last).items()}
+            if stop.forth is not None and self._sees_inputs(k):
+                drawn = self.feed.draw(len(stop.forth.ids), stop.forth.generator())
+                inputs |= {f"changes-{k}/{name}": value for name, value in drawn.items()}
+        if self.method.upwards:
+            return [stop.forth for stop in self._stops], inputs
         return [stop.trained(lag) for stop, lag in zip(self._stops, self.way.lags, strict=True)], inputs
+
+    def _sees_inputs(self, k: int) -> bool:
+        last = k == len(self.stations) - 1
+        return k == 0 or self.stations[k].needs_inputs or (last and self.feed.reconstruct)
 
     @property
     def steady(self) -> bool:
@@ -201,31 +220,28 @@ class Stream:
 
     def _station_step(self, k: int, station: Station, inputs: Inputs) -> Sent:
         stop, ids = self._stops[k], inputs[f"forth-{k}"]
-        if stop.forth is None:
-            features = None
-        elif k == 0:
-            features = self.feed.batch(ids, inputs)[0]
-        else:
-            features = self.features[k].take(stop.forth)
-        forth = self._visit(k, stop.forth, inputs[f"put-{k}"], self._targets(k, station, ids, inputs))
+        downwards, upwards = (stop.back, stop.forth) if self.method.upwards else (stop.forth, stop.back)
+        images = None
+        if stop.forth is not None and (k == 0 or station.needs_inputs):
+            images = self.feed.batch(ids, _of(k, inputs))[0]
+        features = images if k == 0 else self.features[k].take(downwards)
+        forth = self._visit(k, stop.forth, inputs[f"put-{k}"], self._targets(k, station, ids, inputs), images)
         back = self._visit(k, stop.back, inputs[f"take-{k}"])
-        return station.step(forth, features, back, self.adjoints[k].take(stop.back))
+        return station.step(forth, features, back, self.adjoints[k].take(upwards))
 
     def _targets(self, k: int, station: Station, ids: Tensor, inputs: Inputs) -> Tensor | None:
         last = k == len(self.stations) - 1
         if len(ids) == 0 or not (last or station.needs_targets):
             return None
-        changes = {name.removeprefix(LAST): value for name, value in inputs.items() if name.startswith(LAST)}
-        return self.feed.targets(ids, changes if self.feed.augment is not None else None).to(station.stage.device)
+        return self.feed.targets(ids, _of(k, inputs)).to(station.stage.device)
 
-    def _visit(self, k: int, batch: Batch | None, slot: Tensor, targets: Tensor | None = None) -> Visit | None:
+    def _visit(
+        self, k: int, batch: Batch | None, slot: Tensor, targets: Tensor | None = None, inputs: Tensor | None = None
+    ) -> Visit | None:
         if batch is None:
             return None
         slot = slot.to(self.stations[k].stage.device)
-        return Visit(len(batch.ids), slot, None if self.recorded else batch.random(k), targets)
-
-    def _changes(self, batch: Batch) -> dict[str, Tensor]:
-        return self.feed.draw(len(batch.ids), batch.generator())
+        return Visit(len(batch.ids), slot, None if self.recorded else batch.random(k), targets, inputs)
 
     def settle(self) -> None:
         """No batch is on its way: what was added up is applied."""
@@ -234,23 +250,18 @@ class Stream:
 
     def part(self, k: int, with_queues: bool) -> dict[str, Tensor]:
         """What a checkpoint keeps of a station. Queues too: a run must not depend on when it was saved."""
-        kept = self.stations[k].learned()
-        if not with_queues or (self.empty and not self.stations[k].pending):
-            return kept
-        messages = {"features": self.features[k].kept, "adjoint": self.adjoints[k].kept}
-        arrived = {f"arrived/{name}": value for name, value in messages.items() if value is not None}
-        return kept | self.stations[k].queued() | arrived | self.way.tensors()
+        return station_part(self.stations[k], self.way, self.features[k].kept, self.adjoints[k].kept, with_queues)
 
     def load(self, parts: Mapping[str, dict[str, Tensor]], say: Callable[[str], None]) -> None:
         """Take what `part` gave for every station; queues only where all of them fit."""
         found = [parts.get(f"station-{k}", {}) for k in range(len(self.stations))]
         fits = [station.load_learned(kept) for station, kept in zip(self.stations, found, strict=True)]
         if not all(fits):
-            say("the checkpoint has no such networks beside these stages: they begin anew")
+            say(OTHER_NETWORKS)
         same_cut = f"station-{len(self.stations)}" not in parts
         if not (same_cut and all(s.fits(kept) for s, kept in zip(self.stations, found, strict=True))):
             if any("way/step" in part for part in parts.values()):
-                say("the checkpoint's batches on their way are of another cut or method: they are left out")
+                say(OTHER_QUEUES)
             return
         self.way.load(found[0])
         for k, kept in enumerate(found):
@@ -263,9 +274,27 @@ class Stream:
         return sum(station.bytes for station in self.stations)
 
 
+def station_part(
+    station: Station, way: Way, features: Tensor | None, adjoint: Tensor | None, with_queues: bool
+) -> dict[str, Tensor]:
+    """What a checkpoint keeps of a station, with the messages that have arrived for its next step."""
+    kept = station.learned()
+    if not with_queues or not (way.batches or station.pending):
+        return kept
+    messages = {"arrived/features": features, "arrived/adjoint": adjoint}
+    arrived = {name: value for name, value in messages.items() if value is not None}
+    return kept | station.queued() | arrived | way.tensors()
+
+
 def _row(losses: list[Tensor]) -> Tensor:
     """All in one tensor, once the lanes are back: one copy to the host takes them."""
     return torch.stack([loss.float().to(losses[0].device) for loss in losses])
+
+
+def _of(k: int, inputs: Inputs) -> Inputs:
+    """The random changes of the batch at stage k."""
+    before = f"changes-{k}/"
+    return {name.removeprefix(before): value for name, value in inputs.items() if name.startswith(before)}
 
 
 def _ids(batch: Batch | None) -> Tensor:

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from parlay import data, faults, models
+from parlay import board, data, faults, models
 from parlay.errors import InputError
 from parlay.launch import heartbeat, places
 from parlay.partitioning import Partition, partition
@@ -23,6 +23,8 @@ def check(recipe: Recipe) -> Partition:
     faults.arm(recipe.stages)
     _check_devices(recipe)
     make_method(recipe)
+    if recipe.tensorboard:
+        board.check()
     shape = data.Synthetic(recipe.shape(), recipe.synthetic_classes, recipe.synthetic_samples, 1)
     facts = data.facts(recipe.dataset, shape)
     with torch.device("meta"):
