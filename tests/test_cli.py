@@ -51,7 +51,9 @@ def test_the_installed_command_and_the_module_run_alike(tmp_path: Path) -> None:
         assert done.stderr == "parlay: unknown command 'trian': write parlay train\n"
 
 
-@pytest.mark.parametrize("words", ["train --help", "plan --help", "report --help", "data --help", "--version"])
+@pytest.mark.parametrize(
+    "words", ["train --help", "plan --help", "reproduce --help", "report --help", "data --help", "--version"]
+)
 def test_every_command_explains_itself(words: str, capsys: Capsys) -> None:
     with pytest.raises(SystemExit) as end:
         parlay(*words.split())

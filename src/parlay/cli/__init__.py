@@ -1,0 +1,59 @@
+"""The command line. Flags come from the recipe's fields; torch is loaded only once there is something to run.
+
+train  compare  bench  plan  report  data     a file for each command: its flags, and what it does with them
+flags     the parser, and recipes made from flags
+exits     exit codes: 0 finished, 1 the run failed, 2 wrong input, answered in one line that says what to write
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Sequence
+
+from parlay import __version__
+from parlay.cli import bench, compare, data, plan, report, reproduce, train
+from parlay.cli.exits import FAILED, WRONG, OutOfMemory, say_no
+from parlay.cli.flags import Parser, check_command, refuse_word
+from parlay.errors import InputError, StageLost
+
+COMMANDS = (train, plan, compare, bench, reproduce, report, data)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if words is None else words)
+    try:
+        parser = make_parser()
+        check_command(parser, words)
+        given, unknown = parser.parse_known_args(words)
+        if unknown:
+            refuse_word(parser, given, unknown[0])
+        given.line = shlex.join(["parlay", *words])
+        return int(given.run(given))
+    except InputError as error:
+        return say_no(str(error), WRONG, error)
+    except KeyboardInterrupt:
+        return say_no("interrupted", FAILED)
+    except MemoryError as error:
+        line = f"out of memory ({error}): write --store file, --downsample 2 or a smaller --batch-size"
+        return say_no(line, FAILED, error)
+    except (OutOfMemory, StageLost) as error:
+        return say_no(str(error), FAILED, error)
+    except BrokenPipeError:
+        return FAILED
+    except Exception as error:  # the last resort: a line for the user, the rest for whoever asks for it
+        if os.environ.get("PARLAY_DEBUG") == "1":
+            traceback.print_exc()
+        what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        return say_no(f"{what} (PARLAY_DEBUG=1 shows where)", FAILED, error)
+
+
+def make_parser() -> Parser:
+    parser = Parser(prog="parlay", description="Train deep networks with their layers in parallel.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"parlay {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add(commands)
+    return parser

@@ -1,0 +1,23 @@
+"""How a command ends: exit codes, and the one line on standard error that says why."""
+
+from __future__ import annotations
+
+import sys
+
+from parlay.launch import places, worker
+
+FINISHED, FAILED, WRONG = 0, 1, 2
+EXIT_CODES = {"finished": FINISHED, "interrupted": FAILED, "diverged": FAILED, "failed": FAILED}
+
+
+class OutOfMemory(Exception):
+    """With what would take less."""
+
+
+def say_no(line: str, code: int, error: BaseException | None = None) -> int:
+    line = " ".join(line.split())
+    if places.is_worker():
+        worker.leave(worker.Word(code, error=line, lost=worker.is_of_another(error)))
+    else:
+        print(f"parlay: {line}", file=sys.stderr)
+    return code

@@ -1,0 +1,29 @@
+"""`parlay report`: run folders to one page."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parlay.cli.flags import add_command
+
+if TYPE_CHECKING:
+    from parlay.cli.flags import Commands
+
+
+def add(commands: Commands) -> None:
+    sub = add_command(commands, "report", _report, "run folders to one HTML page and a table")
+    sub.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="run folders; folders of parlay compare and reproduce; JSON files of parlay bench and plan",
+    )
+    sub.add_argument("-o", "--output", metavar="FILE", help="the page; report.html in a single folder by default")
+
+
+def _report(given: argparse.Namespace) -> int:
+    from parlay.report import report
+
+    return report([Path(run) for run in given.runs], Path(given.output) if given.output else None)

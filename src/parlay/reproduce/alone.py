@@ -1,0 +1,137 @@
+"""What a projection is made of: a stage alone, and the speed of a link between two devices."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from parlay import models
+from parlay.bench import forecast
+from parlay.bench.core import Timed
+from parlay.bench.cuda import SETTLED
+from parlay.bench.gang import Gang
+from parlay.bench.workers import BATCHES
+from parlay.data import Split
+from parlay.data.feed import Feed
+from parlay.engines.base import Batch, Engine
+from parlay.partitioning import partition
+from parlay.progress import Silent
+from parlay.recipe import Recipe
+from parlay.run import Setup, make_trainer, set_up
+from parlay.trainer import Trainer, mixed_precision, spread
+
+COPIED = 64 << 20  # bytes, to measure a link
+
+
+def samples(setup: Setup) -> int:
+    """That a stage computes in a step: half of a batch where neighbours take turns."""
+    size = setup.recipe.batch_size
+    turn = setup.coupling.turn(torch.arange(size), 0, 0) if setup.coupling is not None else None
+    return size if turn is None else len(turn)
+
+
+@final
+class Alone(Timed):
+    """A stage with its local loss on fixed states: a network of one stage to the engine, recorded and compiled as any.
+
+    The gradient of its input, the adjoint, is not computed: one of the dozens of convolutions in it.
+    """
+
+    def __init__(self, recipe: Recipe, stage: int) -> None:
+        self.system, self.stages, self.note = "stage", 1, f"{stage + 1} of {recipe.stages}"
+        self.recipe, self.k = recipe, stage
+        self.steps = 0
+        self._engine: Engine | None = None
+
+    def time(self, steps: int) -> float:
+        if self._engine is None:
+            self._engine = self._made()
+            self._run(self._engine, SETTLED)
+        return self._run(self._engine, steps)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+
+    def _made(self) -> Engine:
+        setup = set_up(self.recipe)
+        whole, device = make_trainer(setup, None, Silent()), spread(self.recipe.device, 1)[0]
+        self.rows = samples(setup)
+        last = self.k == self.recipe.stages - 1
+        module = setup.partition.stages[self.k].to(device)
+        shapes = [setup.facts.shape, *setup.partition.shapes]
+        inputs = torch.randn(BATCHES * self.rows, *shapes[self.k])
+        if self.k > 0 and whole.autocast is not None:  # as the stage before puts it out
+            inputs = inputs.to(whole.autocast)
+        with mixed_precision(self.recipe.precision, device):
+            cut = partition(module, 1, inputs[: self.rows].to(device))
+        trainer = Trainer(
+            cut,
+            whole.loss if last else nn.MSELoss(),
+            schedule="serial",
+            optimizer=whole.optimizer,
+            batch_size=self.rows,
+            device=[device],
+            precision=self.recipe.precision,
+            compile=device.type == "cuda",
+            engine="in-process",
+            progress=Silent(),
+        )
+        targets = self._targets(setup) if last else torch.randn(len(inputs), *shapes[self.k + 1])
+        return trainer.engine(Feed(Split(inputs, targets)).placed(device, device), Path(tempfile.gettempdir()))
+
+    def _targets(self, setup: Setup) -> Tensor:
+        count = BATCHES * self.rows
+        if models.is_vae(self.recipe.model):
+            return torch.randn(count, *setup.facts.shape)
+        return torch.randint(0, setup.facts.classes, (count,))
+
+    def _run(self, engine: Engine, steps: int) -> float:
+        _synchronize()
+        began = time.perf_counter()
+        for _ in range(steps):
+            ids = torch.arange(self.rows) + self.rows * (self.steps % BATCHES)
+            engine.serial_step(Batch(ids, 0, self.steps, 1.0, 0.0, self.recipe.seed))
+            self.steps += 1
+        engine.drain()
+        _synchronize()
+        return time.perf_counter() - began
+
+
+def link_speed(kind: str) -> float:
+    """Bytes a second, one way: between two GPUs; from one through the host's memory, where there is only one; between
+    two processes on a CPU."""
+    if kind == "cpu":
+        gang = Gang("link", forecast.Postman, 2)
+        try:
+            gang.ready()
+            gang.time(1)
+            return max(forecast.MESSAGES * forecast.MESSAGE / gang.time(1) for _ in range(3))
+        finally:
+            gang.close()
+    here = torch.empty(COPIED, dtype=torch.uint8, device="cuda:0")
+    several = torch.cuda.device_count() > 1
+    there = torch.empty_like(here, device="cuda:1") if several else torch.empty(COPIED, dtype=torch.uint8).pin_memory()
+
+    def seconds() -> float:
+        _synchronize()
+        began = time.perf_counter()
+        there.copy_(here, non_blocking=True)
+        _synchronize()
+        if not several:  # out of one device and into the next
+            here.copy_(there, non_blocking=True)
+            _synchronize()
+        return time.perf_counter() - began
+
+    return COPIED / min(seconds() for _ in range(5))
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,116 @@
+"""The columns of a reproduced table. Each has one kind of number: measured here, projected, by formula, or quoted.
+
+In: the lines of an experiment, their runs, what was timed. Out: a plain row for each line; what is not known is None,
+and never filled in from another column.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from parlay.report.load import Run
+from parlay.reproduce.paper import Line
+from parlay.schedule import PARALLEL, SERIAL
+
+GIB = 1 << 30
+MEASURED, PROJECTED, FORMULA, QUOTED, SAID = "measured", "projected", "formula", "quoted", "row"
+
+
+@final
+@dataclass(frozen=True)
+class Column:
+    key: str
+    title: str
+    kind: str
+    digits: int = 2
+
+
+def columns(loss: bool) -> list[Column]:
+    """In the order in which they stand; `loss`: the rows have no accuracy."""
+    what, digits = ("test loss", 4) if loss else ("test accuracy, %", 2)
+    return [
+        Column("label", "method", SAID),
+        Column("stages", "K", SAID, 0),
+        Column("schedule", "schedule", SAID),
+        Column("value", what, MEASURED, digits),
+        Column("spread", "± over seeds", MEASURED, digits),
+        Column("seeds", "seeds", MEASURED, 0),
+        Column("paper_value", f"{what}, paper", QUOTED, 3 if loss else 2),
+        Column("memory_gib", "memory, GiB", MEASURED),
+        Column("formula_gib", "memory by formula, GiB", FORMULA),
+        Column("paper_memory", "memory, paper", QUOTED),
+        Column("speedup_measured", "speed-up, measured", MEASURED),
+        Column("speedup_projected", "speed-up, projected for K devices", PROJECTED),
+        Column("paper_speedup", "speed-up, paper", QUOTED),
+        Column("status", "runs", SAID),
+    ]
+
+
+@final
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a line beside its runs."""
+
+    schedule: str
+    formula_bytes: int | None = None
+    speedup_measured: float | None = None
+    speedup_projected: float | None = None
+
+
+def row(line: Line, runs: Sequence[Run], facts: Facts, loss: bool) -> dict[str, Any]:
+    """Values of finished runs alone count; the others show in the status."""
+    finished = [run for run in runs if run.finished]
+    values = [value for run in finished if (value := run.test_loss if loss else run.test_accuracy) is not None]
+    kept = [run.auxiliary_bytes for run in finished if run.auxiliary_bytes is not None]
+    keeps = line.method != "serial"
+    return {
+        "row": line.name,
+        "label": line.label,
+        "ours": line.ours,
+        "method": line.method,
+        "stages": line.stages if keeps else None,
+        "downsample": line.downsample,
+        "ratio": line.ratio or None,
+        "schedule": facts.schedule,
+        "value": statistics.fmean(values) if values else None,
+        "spread": statistics.stdev(values) if len(values) > 1 else None,
+        "seeds": len(values),
+        "paper_value": line.quoted.value,
+        "memory_gib": max(kept) / GIB if kept and keeps else None,
+        "formula_gib": facts.formula_bytes / GIB if facts.formula_bytes is not None and keeps else None,
+        "paper_memory": line.quoted.memory,
+        "speedup_measured": facts.speedup_measured,
+        "speedup_projected": facts.speedup_projected,
+        "paper_speedup": line.quoted.speedup,
+        "status": _status(runs),
+        "values": values,
+    }
+
+
+def phases(runs: Sequence[Run]) -> str:
+    """The phases that a finished run has had: of an adaptive one they are not known before."""
+    done = next((run for run in runs if run.finished), None)
+    return "".join(PARALLEL if epoch.parallel else SERIAL for epoch in done.epochs) if done is not None else ""
+
+
+def cell(value: Any, column: Column) -> str:
+    """For people."""
+    if value is None or value == "":
+        return ""
+    if isinstance(value, float) or (isinstance(value, int) and column.digits):
+        return f"{value:.{column.digits}f}"
+    return str(value)
+
+
+def as_json(found: Sequence[Column]) -> list[Mapping[str, Any]]:
+    return [{"key": c.key, "title": c.title, "kind": c.kind, "digits": c.digits} for c in found]
+
+
+def _status(runs: Sequence[Run]) -> str:
+    if not runs:
+        return "not run"
+    counts = {status: sum(run.status == status for run in runs) for status in dict.fromkeys(run.status for run in runs)}
+    return ", ".join(f"{count} {status}" for status, count in counts.items())

@@ -1,0 +1,137 @@
+"""What is asked for: a table or figure, its rows, and how much shorter than the paper's it is to be.
+
+No torch: wrong input is answered at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, final
+
+from parlay.compare import Row
+from parlay.errors import InputError
+from parlay.recipe import Recipe, flag, nearest
+from parlay.reproduce.paper import EXPERIMENTS, WORKLOADS, Experiment, Line, Workload
+
+FIXED = ("method", "stages", "downsample", "schedule", "augment", "seed", "out", "epochs", "train_samples", "data_dir")
+"""What rows are made of, and what has a flag of its own: no recipe may replace it."""
+
+
+@final
+@dataclass(frozen=True)
+class Request:
+    name: str
+    out: Path
+    seeds: tuple[int, ...] = (0,)
+    epochs: int | None = None
+    """The paper's where none is given."""
+    scale: float = 1.0
+    """Share of the training samples. Epochs are as many, and each of them so much shorter."""
+    data_dir: str = "data"
+    rows: tuple[str, ...] = ()
+    """Those to run; all where none is given."""
+    at_once: int = 1
+    instead: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of a recipe, in the place of the paper's."""
+
+    def __post_init__(self) -> None:
+        if self.name not in EXPERIMENTS:
+            known = ", ".join(EXPERIMENTS)
+            raise InputError(
+                f"unknown name '{self.name}': write one of {known} (nearest: {nearest(self.name, EXPERIMENTS)})"
+            )
+        if not 0 < self.scale <= 1:
+            raise InputError(f"scale is {self.scale}: write a share of the training samples above 0 and up to 1")
+        if self.at_once < 1:
+            raise InputError(f"at-once is {self.at_once}: write a number of at least 1")
+        known_rows = [line.name for line in self.experiment.lines]
+        for row in self.rows:
+            if row not in known_rows:
+                raise InputError(f"{self.name} has no row '{row}': write {nearest(row, known_rows)}")
+        for key in self.instead:
+            if key in FIXED:
+                raise InputError(f"{flag(key)} is what the rows are made of: leave it out of the recipe")
+        self.keys()  # refused now where a value is wrong
+
+    @property
+    def experiment(self) -> Experiment:
+        return EXPERIMENTS[self.name]
+
+    @property
+    def workload(self) -> Workload:
+        return WORKLOADS[self.experiment.workload]
+
+    @property
+    def loss(self) -> bool:
+        """Is the test loss what counts?"""
+        return self.workload.loss
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        return self.experiment.lines
+
+    @property
+    def folder(self) -> Path:
+        """Of the table: what is written about the runs."""
+        return self.out / self.name
+
+    @property
+    def runs(self) -> Path:
+        """Of the run folders, which tables and figures of the same network share."""
+        return self.out / "runs" / self.experiment.workload
+
+    def folders(self, line: Line) -> list[Path]:
+        return [self.runs / f"{line.name}-s{seed}" for seed in self.seeds]
+
+    def keys(self) -> dict[str, Any]:
+        """What all rows have in common."""
+        epochs = self.workload.epochs if self.epochs is None else self.epochs
+        # a checkpoint holds the states, up to 92 GiB of them: one where a run is interrupted, none between
+        keys = {
+            **self.workload.keys,
+            "epochs": epochs,
+            "data_dir": self.data_dir,
+            "checkpoint_every": 0,
+            **self.instead,
+        }
+        if self.scale < 1:
+            keys["train_samples"] = max(round(self.scale * self._samples(keys)), 1)
+        Recipe(**keys)
+        return keys
+
+    def row(self, line: Line) -> Row:
+        """For the runner of comparisons."""
+        return Row(line.name, line.keys(self.workload.hybrid))
+
+    def labels(self) -> list[str]:
+        """In what this is not the paper's experiment; it stands above everything that is written."""
+        keys, told = self.keys(), []
+        if keys["epochs"] != self.workload.epochs:
+            told.append(f"{keys['epochs']} epochs in the place of {self.workload.epochs}")
+        if self.scale < 1:
+            told.append(f"scale {self.scale:g}: {keys['train_samples']} training samples; memory is what these take")
+        defaults = {key.name: key.default for key in fields(Recipe)}
+        for key, value in self.instead.items():
+            paper = self.workload.keys.get(key, defaults[key])
+            if value != paper:
+                told.append(f"{flag(key)} {value} in the place of {paper}")
+        return told
+
+    def _samples(self, keys: Mapping[str, Any]) -> int:
+        if keys["dataset"] == "synthetic":
+            return Recipe(**keys).synthetic_samples
+        from parlay import data  # torch: only where a share of them is asked for
+
+        return data.facts(Recipe(**keys).dataset).train_size
+
+
+def read_names(text: str | None) -> tuple[str, ...]:
+    """`--rows a,b`."""
+    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else ()
+
+
+def selected(request: Request) -> Sequence[Line]:
+    """The lines to run."""
+    return [line for line in request.lines if not request.rows or line.name in request.rows]

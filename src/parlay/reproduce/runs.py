@@ -1,0 +1,76 @@
+"""The rows as run folders: made by the runner of comparisons, in this process, or side by side as processes of it.
+
+A row that is there already is not made again, and the same row of another table is the same folder.
+"""
+
+from __future__ import annotations
+
+import gc
+import tomllib
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+import torch
+
+from parlay import compare, plan
+from parlay.compare import Fit, Planned
+from parlay.progress import Progress
+from parlay.recipe import STREAMING, Recipe, flag
+from parlay.report.load import Run, load
+from parlay.reproduce import beside
+from parlay.reproduce.paper import Line
+from parlay.reproduce.request import Request, selected
+from parlay.run import set_up
+from parlay.trainer import spread
+
+BESIDE = 8 << 30  # bytes of a process without its states: weights, activations, recorded steps, CUDA itself
+ROOM = 0.9  # of the GPU's memory
+
+
+def carry_out(request: Request, fit: Fit, progress: Progress) -> str:
+    """Make the runs that are missing; the status of the whole: finished, interrupted or failed."""
+    planned = planned_runs(request, selected(request))
+    if request.at_once == 1:
+        return compare.carry_out(planned, fit, progress)
+    recipe = planned[0].recipe
+    room = None
+    if spread(recipe.device, 1)[0].type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()  # what planning took is for the runs
+        room = int(ROOM * torch.cuda.mem_get_info()[0])
+    return beside.carry_out(planned, request.at_once, room, _bytes, progress)
+
+
+def planned_runs(request: Request, lines: Sequence[Line]) -> list[Planned]:
+    """All seeds of these lines. Whatever can be refused is refused here."""
+    return compare.plan([request.row(line) for line in lines], request.seeds, request.keys(), request.runs)
+
+
+def there(request: Request, line: Line) -> list[Path]:
+    """The run folders of a line that hold something already."""
+    return [folder for folder in request.folders(line) if (folder / "records.jsonl").is_file()]
+
+
+def loaded(folders: Sequence[Path]) -> list[Run]:
+    return load(folders) if folders else []
+
+
+def recipe_of(request: Request, line: Line) -> Recipe:
+    """Of the line's first run where there is one, which knows its cuts; otherwise as it would be made."""
+    for folder in there(request, line):
+        names = {flag(key.name): key.name for key in fields(Recipe)}
+        kept = tomllib.loads((folder / "recipe.toml").read_text())
+        return Recipe(**{names[name]: value for name, value in kept.items()})
+    return Recipe(**{**request.keys(), **request.row(line).keys})
+
+
+def formula_bytes(recipe: Recipe) -> int:
+    """N · Σ D / r² · bytes · (1, or 2 with multipliers), for the whole data set; of a streaming method, its queues."""
+    cut = "even" if recipe.partition == "cost" else recipe.partition  # of a run that is not there yet
+    size = recipe.batch_size if recipe.method in STREAMING else 1  # stores do not depend on it
+    return plan.auxiliary_bytes(set_up(replace(recipe, train_samples=0, partition=cut, batch_size=size)))
+
+
+def _bytes(one: Planned) -> int:
+    return BESIDE + plan.auxiliary_bytes(set_up(one.recipe))

@@ -1,0 +1,171 @@
+"""How fast the rows are: measured on the devices at hand, and projected for a device per stage. Never mixed.
+
+Measured: the time of a parallel step against that of a serial one, both by Parlay's engine in this process, in turn,
+with nothing beside them. In one process on CPU cores K stages share the cores, and the ratio would say nothing.
+
+Projected (eq. 9, with the measured stages in the place of (t_f + t_b) / K): every stage is timed alone, with its local
+loss; what crosses its interfaces in a step takes bytes / speed of a link, nothing overlapped. The slowest stage counts.
+Not in it: the states' own update, a few operations per element.
+
+A hybrid's ratio is eq. (11), by the phases that its schedule has.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from parlay.bench import forecast
+from parlay.bench.core import LAYER_PARALLEL, SERIAL, Problem, Row, Say, Timed, interleaved
+from parlay.bench.cuda import Engined
+from parlay.coupling import Streaming
+from parlay.plan import hybrid_speedup
+from parlay.recipe import Recipe
+from parlay.records import environment, write_json
+from parlay.reproduce.alone import Alone, link_speed, samples
+from parlay.run import set_up
+from parlay.trainer import spread
+
+ROUNDS = 5
+STEPS = {"cuda": 20, "cpu": 1}  # of one timing; on the CPU a step of these networks takes a second
+
+
+@final
+@dataclass(frozen=True)
+class Timing:
+    """Of one kind of row: a method at one K and r, at the cuts that its runs have."""
+
+    serial_ms: float
+    stage_ms: list[float]
+    """Of a step of each stage alone, with as many samples as it computes in a step."""
+    exchange_bytes: list[int]
+    link_bytes_per_second: float
+    measured: float | None
+    """Serial step over parallel step, the median of the rounds; None on the CPU."""
+    measured_low: float | None = None
+    measured_high: float | None = None
+
+    @property
+    def projected(self) -> float:
+        found = forecast.Measured(self.serial_ms, self.stage_ms, self.link_bytes_per_second)
+        return self.serial_ms / forecast.step_ms(found, self.exchange_bytes)
+
+
+@final
+class Timings:
+    """What has been timed, kept in a file beside the runs; only what is missing there is timed, or all of it where the
+    hardware is another one."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        """`device` is that of the recipes: auto, cpu or cuda."""
+        self.path = path
+        self.kept: dict[str, Timing] = {}
+        self.kind = spread(device, 1)[0].type
+        self.device = _name(self.kind)
+        try:
+            content = json.loads(path.read_text())
+            if content["device"] == self.device:
+                self.kept = {key: Timing(**value) for key, value in content["timings"].items()}
+        except (OSError, ValueError, KeyError, TypeError):
+            self.kept = {}
+
+    def of(self, recipe: Recipe) -> Timing | None:
+        return self.kept.get(_key(recipe))
+
+    def add(self, recipes: Sequence[Recipe], say: Say) -> None:
+        """Time what is not known yet. The recipes are those of the runs, with their cuts."""
+        missing = {_key(recipe): recipe for recipe in recipes if recipe.method != "serial"}
+        missing = {key: recipe for key, recipe in missing.items() if key not in self.kept}
+        if not missing:
+            return
+        speed = link_speed(self.kind)
+        for key, recipe in missing.items():
+            say(f"timing {key}")
+            try:
+                self.kept[key] = _timed(recipe, speed)
+            except RuntimeError as error:  # out of memory, say: the other rows can be timed all the same
+                say(f"{key} could not be timed: {str(error).strip().partition(chr(10))[0]}")
+                continue
+            about = environment([self.device])
+            timings = {name: asdict(timing) for name, timing in self.kept.items()}
+            write_json(self.path, {"device": self.device, "timings": timings, "environment": about})
+
+
+def speedups(timing: Timing | None, phases: str) -> tuple[float | None, float | None]:
+    """(measured, projected) over these phases."""
+    if timing is None or not phases:
+        return None, None
+    measured = hybrid_speedup(timing.measured, phases) if timing.measured else None
+    return measured, hybrid_speedup(timing.projected, phases)
+
+
+def _timed(recipe: Recipe, link: float) -> Timing:
+    setup = set_up(replace(recipe, engine="in-process", compile="on", schedule="parallel"))
+    recipe = setup.recipe
+    kind = spread(recipe.device, 1)[0].type
+    problem = Problem(recipe.model, recipe.batch_size)
+    serial = Engined(SERIAL, replace(recipe, stages=1, partition="even", schedule="serial"), "")
+    alone = [Alone(recipe, k) for k in range(recipe.stages)]
+    with _closing([serial, *alone]):
+        first, *stages = interleaved([serial, *alone], problem, ROUNDS, STEPS[kind], _quietly)
+    measured: tuple[float | None, ...] = (None, None, None)
+    if kind == "cuda":
+        beside = [Engined(SERIAL, serial.recipe, ""), Engined(LAYER_PARALLEL, recipe, f"K = {recipe.stages}")]
+        with _closing(beside):
+            _, both = interleaved(beside, problem, ROUNDS, STEPS[kind], _quietly)
+        measured = both.speedup, both.speedup_low, both.speedup_high
+    share = samples(setup) / recipe.batch_size
+    work = [
+        setup.method.work(k, recipe.stages) if isinstance(setup.method, Streaming) else 1.0 for k in range(len(stages))
+    ]
+    stage_ms = [_least(row) * more for row, more in zip(stages, work, strict=True)]
+    crossing = [math.ceil(share * count) for count in forecast.exchanged(setup)]
+    return Timing(_least(first), stage_ms, crossing, link, *measured)
+
+
+def _quietly(text: str) -> None:
+    """A line for every round would be too many."""
+
+
+def _least(row: Row) -> float:
+    """Of all rounds: what disturbs only adds, and a sum of medians is not the median of a sum."""
+    return 1000 * min(row.seconds)
+
+
+@contextmanager
+def _closing(systems: Sequence[Timed]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for system in systems:
+            system.close()
+        gc.collect()  # recorded steps and stages hold each other
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _key(recipe: Recipe) -> str:
+    """What a time depends on."""
+    keys: Mapping[str, Any] = {
+        "r": recipe.downsample,
+        "cuts": recipe.partition,
+        "batch": recipe.batch_size,
+        "model": recipe.model,
+    }
+    return " ".join([f"{recipe.method} K={recipe.stages}", *(f"{name}={value}" for name, value in keys.items())])
+
+
+def _name(kind: str) -> str:
+    if kind == "cuda":
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    from parlay.bench import processor
+
+    return processor() or "cpu"

@@ -1,0 +1,420 @@
+"""The paper's tables are here to the letter, their rows are ordinary runs, and no column mixes two kinds of numbers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from parlay import run
+from parlay.compare import Planned
+from parlay.recipe import Recipe
+from parlay.report.load import Epoch, Run
+from parlay.reproduce import beside, columns, figures, runs, speed
+from parlay.reproduce.columns import MEASURED, PROJECTED, QUOTED, Facts
+from parlay.reproduce.paper import EXPERIMENTS, MISPRINTS, WORKLOADS, Line
+from parlay.reproduce.request import Request
+from runs import SMALL, answer, listen, parlay, summary, train
+
+Capsys = pytest.CaptureFixture[str]
+
+# The tables as the paper prints them.
+TABLE1 = """
+Serial w/o DA - 86.4 -
+Serial with DA - 93.7 -
+Penalty (K=2) 1.53 85.0 1.41
+AL (K=2) 3.05 85.7 1.36
+Penalty (K=3) 4.58 84.5 1.56
+AL (K=3) 9.12 85.2 1.49
+DS-P (K=2) 0.38 84.2 1.53
+DS-AL (K=2) 0.57 84.1 1.42
+DS-P (K=3) 1.44 83.7 1.69
+DS-AL (K=3) 2.29 83.7 1.58
+SPH-P (K=2) 1.53 91.8 1.30
+SPH-AL (K=2) 3.05 91.8 1.27
+SPH-P (K=3) 4.58 91.3 1.40
+SPH-AL (K=3) 9.12 91.4 1.35
+DS-SPH-P (K=2) 0.38 91.8 1.38
+DS-SPH-AL (K=2) 0.57 91.6 1.31
+DS-SPH-P (K=3) 1.44 91.8 1.48
+DS-SPH-AL (K=3) 2.29 91.5 1.41
+"""
+TABLE2 = """
+Serial w/o DA - 66.53 -
+Serial with DA - 80.71 -
+Penalty (K=3) 45.77 64.91 1.89
+AL (K=3) 91.55 64.80 1.67
+DS-P (K=3) 11.44 61.06 2.19
+DS-AL (K=3) 22.89 60.84 1.92
+SPH-P (K=3) 45.77 75.25 1.52
+SPH-AL (K=3) 91.55 76.25 1.42
+DS-SPH-P (K=3) 11.44 76.23 1.76
+DS-SPH-AL (K=3) 22.89 76.84 1.62
+"""
+TABLE5 = """
+Serial - 0.126 -
+Penalty (K=3) - 0.149 2.33
+AL (K=3) - 0.129 2.18
+DS-P (K=3) - 0.160 2.41
+DS-AL (K=3) - 0.137 2.25
+DS-SPH-P (K=3) - 0.127 1.88
+DS-SPH-AL (K=3) - 0.128 1.80
+"""
+# ratio, kind, then speed-up and accuracy of the penalty method and of AL
+TABLE3 = """
+1:4 SPH 1.40 91.25 1.35 91.38
+2:3 SPH 1.27 92.36 1.24 92.64
+3:2 SPH 1.16 92.85 1.14 93.13
+4:1 SPH 1.07 93.18 1.07 93.75
+1:4 DS-SPH 1.48 91.75 1.41 91.54
+2:3 DS-SPH 1.32 92.79 1.28 92.58
+3:2 DS-SPH 1.19 93.58 1.17 93.11
+4:1 DS-SPH 1.08 93.62 1.08 93.66
+"""
+TABLE4 = """
+1:4 SPH 1.52 75.25 1.42 76.25
+2:3 SPH 1.34 78.02 1.28 78.32
+3:2 SPH 1.21 79.40 1.17 79.63
+4:1 SPH 1.09 80.00 1.08 80.67
+1:4 DS-SPH 1.76 76.23 1.62 76.84
+2:3 DS-SPH 1.48 78.34 1.40 78.08
+3:2 DS-SPH 1.28 80.22 1.24 79.97
+4:1 DS-SPH 1.12 80.69 1.11 80.37
+"""
+
+TINY = """
+model = "resnet8"
+dataset = "synthetic"
+synthetic-shape = "1,8,8"
+synthetic-samples = 96
+batch-size = 32
+device = "cpu"
+"""
+ROWS = "serial-da,al-k2,sph-al-k3-1to4"
+
+
+def lines(name: str) -> tuple[Line, ...]:
+    return EXPERIMENTS[name].lines
+
+
+@pytest.mark.parametrize(("name", "text"), [("table1", TABLE1), ("table2", TABLE2), ("table5", TABLE5)])
+def test_every_row_of_the_tables_is_here_with_what_the_paper_prints(name: str, text: str) -> None:
+    printed = {}
+    for row in text.strip().splitlines():
+        label, *numbers = row.rsplit(" ", 3)
+        printed[label] = tuple(None if n == "-" else float(n) for n in numbers)
+    quoted = [line.quoted for line in lines(name)]
+    ours = {line.label.removesuffix(", 1:4"): q for line, q in zip(lines(name), quoted, strict=True) if not line.ours}
+    assert {label: (q.memory, q.value, q.speedup) for label, q in ours.items()} == printed
+
+
+@pytest.mark.parametrize(("name", "text", "serial"), [("table3", TABLE3, 93.70), ("table4", TABLE4, 80.70)])
+def test_every_hybrid_ratio_is_here_with_what_the_paper_prints(name: str, text: str, serial: float) -> None:
+    printed: dict[str, tuple[float | None, float]] = {"Serial with DA": (None, serial)}
+    for row in text.strip().splitlines():
+        ratio, kind, *numbers = row.split()
+        a, b, c, d = map(float, numbers)
+        printed |= {f"{kind}-P (K=3), {ratio}": (a, b), f"{kind}-AL (K=3), {ratio}": (c, d)}
+    found = {line.label: (line.quoted.speedup, line.quoted.value) for line in lines(name)}
+    assert found == printed
+
+
+def test_a_ratio_is_serial_to_parallel_epochs() -> None:
+    """1:4 has 80 % of the epochs in parallel (the paper's text); alternately on CIFAR-10, at the end on CIFAR-100."""
+    schedules = {line.ratio: line.keys("alternate")["schedule"] for line in lines("table3") if line.ratio}
+    assert schedules == {"1:4": "alternate:4:1", "2:3": "alternate:3:2", "3:2": "alternate:2:3", "4:1": "alternate:1:4"}
+    assert (WORKLOADS["cifar10"].hybrid, WORKLOADS["cifar100"].hybrid) == ("alternate", "tail")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_row_has_a_name_of_its_own_and_a_valid_recipe(name: str, tmp_path: Path) -> None:
+    request = Request(name, tmp_path)
+    assert (
+        len({line.name for line in request.lines}) == len({line.label for line in request.lines}) == len(request.lines)
+    )
+    for line in request.lines:
+        recipe = Recipe(**{**request.keys(), **request.row(line).keys})
+        run.make_method(recipe)  # refuses keys that the method does not take
+        assert re.fullmatch(r"[a-z0-9-]+", line.name)
+
+
+def test_the_printed_memory_is_that_of_the_formula_but_for_the_known_misprints(tmp_path: Path) -> None:
+    numbers = {
+        "cifar10": {2: 32 * 16 * 16, 3: 16 * 32 * 32 + 32 * 16 * 16},
+        "cifar100": {3: 160 * 32 * 32 + 320 * 16 * 16},
+    }
+    misprinted = set()
+    for name in ("table1", "table2"):
+        request = Request(name, tmp_path)
+        for line in request.lines:
+            if line.quoted.memory is None:
+                continue
+            elements = numbers[request.experiment.workload][line.stages] / line.downsample**2
+            gib = 50_000 * elements * 4 * (2 if line.method == "al" else 1) / 2**30
+            printed = line.quoted.memory
+            assert MISPRINTS.get(printed, printed) == pytest.approx(gib, abs=0.0075), line.label
+            misprinted |= {printed} & MISPRINTS.keys()
+    assert misprinted == MISPRINTS.keys()
+
+
+@pytest.mark.parametrize(("row", "gib"), [("penalty-k2", 1.53), ("ds-al-k3", 2.29), ("sph-al-k3-1to4", 9.16)])
+def test_the_column_of_the_formula_is_the_formula(row: str, gib: float, tmp_path: Path) -> None:
+    request = Request("table1", tmp_path, scale=0.1, instead={"device": "cpu"})
+    line = next(line for line in request.lines if line.name == row)
+    assert runs.formula_bytes(runs.recipe_of(request, line)) / 2**30 == pytest.approx(gib, abs=0.005)
+
+
+def test_figures_use_the_runs_of_their_tables() -> None:
+    names = {name: {line.name for line in lines(name)} for name in EXPERIMENTS}
+    assert names["figure7"] < names["table1"]
+    assert names["figure8"] < names["table2"]
+    assert names["figure5"] == names["table2"] | names["table4"]
+    assert names["figure6"] < names["table5"]
+
+
+def made(line: Line, number: float, parallel: bool = True) -> Run:
+    """A run as it would be loaded, of two epochs."""
+    epochs = tuple(
+        Epoch(n, parallel and n > 1, (), 1 / n, 1 / n, number * n / 2, (0.1,) * (n - 1), (), 1.0, 0.0, 0.1, None)
+        for n in (1, 2)
+    )
+    return Run(line.name, "finished", "", {}, "", epochs, (), 1, 2**30, 1.0, 1.0, 1.0, {}, number, 0.5)
+
+
+@pytest.mark.parametrize("loss", [False, True])
+def test_no_column_mixes_what_is_measured_projected_and_quoted(loss: bool) -> None:
+    kinds = {column.key: column.kind for column in columns.columns(loss)}
+    assert {key for key, kind in kinds.items() if kind == QUOTED} == {"paper_value", "paper_memory", "paper_speedup"}
+    for line in lines("table1"):
+        empty = columns.row(line, [], Facts(""), loss)
+        assert all(not empty[key] for key, kind in kinds.items() if kind in (MEASURED, PROJECTED))
+        full = columns.row(line, [made(line, 50.0), made(line, 60.0)], Facts("", 2**30, 1.25, 2.5), loss)
+        assert (full["value"], full["seeds"]) == (0.5 if loss else 55.0, 2)
+        assert (full["speedup_measured"], full["speedup_projected"]) == (1.25, 2.5)
+        for row in (empty, full):
+            quoted = line.quoted
+            assert (row["paper_value"], row["paper_memory"]) == (quoted.value, quoted.memory)
+            assert row["paper_speedup"] == quoted.speedup
+
+
+def test_runs_that_have_not_finished_do_not_count() -> None:
+    line = lines("table1")[2]
+    row = columns.row(line, [made(line, 80.0), replace(made(line, 1.0), status="diverged")], Facts("parallel"), False)
+    assert (row["value"], row["spread"], row["seeds"], row["status"]) == (80.0, None, 1, "1 finished, 1 diverged")
+
+
+def test_the_projection_is_the_slowest_stage_with_its_messages() -> None:
+    timing = speed.Timing(30.0, [10.0, 12.0, 8.0], [1000, 3000], 1e6, measured=1.5)
+    assert timing.projected == pytest.approx(30 / 16)  # the middle stage: 12 ms, and 4000 bytes at 1000 a millisecond
+    measured, projected = speed.speedups(timing, "SPPPP")
+    assert measured == pytest.approx(5 / (1 + 4 / 1.5))  # eq. (11)
+    assert projected == pytest.approx(5 / (1 + 4 * 16 / 30))
+    assert speed.speedups(None, "SPPPP") == speed.speedups(timing, "") == (None, None)
+    assert speed.speedups(replace(timing, measured=None), "SP")[0] is None
+
+
+def test_what_cannot_be_timed_is_left_empty_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = speed.Timing(30.0, [10.0, 12.0], [0], 1e6, measured=None)
+
+    def timed(recipe: Recipe, link: float) -> speed.Timing:  # noqa: ARG001
+        if recipe.stages == 3:
+            raise torch.OutOfMemoryError("no room\nat all")
+        return known
+
+    monkeypatch.setattr(speed, "_timed", timed)
+    monkeypatch.setattr(speed, "link_speed", lambda kind: 1e9)  # noqa: ARG005
+    told: list[str] = []
+    recipes = [Recipe(stages=k, device="cpu") for k in (3, 2)]
+    speed.Timings(tmp_path / "timings.json", "cpu").add(recipes, told.append)
+    kept = speed.Timings(tmp_path / "timings.json", "cpu")
+    assert (kept.of(recipes[0]), kept.of(recipes[1])) == (None, known)
+    assert any(line.endswith("could not be timed: no room") for line in told)
+
+
+def test_runs_side_by_side_share_the_memory_of_the_device(tmp_path: Path) -> None:
+    planned = [
+        Planned(Request("table1", tmp_path).row(line), Recipe(), tmp_path / line.name) for line in lines("table1")
+    ]
+    needs = {one.folder: 10 * (n + 1) for n, one in enumerate(planned)}
+    going: list[Any] = []
+
+    def chosen(room: int | None) -> int | None:
+        return beside._next(planned[2:], going, 3, room, needs)
+
+    assert chosen(5) == 0  # alone, whatever it needs
+    going.append(beside._Going(planned[0], None))  # type: ignore[arg-type]
+    assert chosen(40) == 0
+    assert chosen(39) is None
+    assert chosen(None) == 0
+    going += going * 2
+    assert chosen(None) is None
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_figure_can_be_drawn(name: str, tmp_path: Path) -> None:
+    request = Request(name, tmp_path)
+    found = [[made(line, 70.0 + n)] for n, line in enumerate(request.lines)]
+    facts = Facts("", 2**30, 1.2, 1.9)
+    rows = [columns.row(line, each, facts, request.loss) for line, each in zip(request.lines, found, strict=True)]
+    folders = [[tmp_path / line.name] for line in request.lines]
+    for (folder,) in folders:
+        folder.mkdir()
+        images = torch.zeros(10, 1, 8, 8, dtype=torch.uint8)
+        save_file({"images": images, "reconstructions": images.clone()}, folder / "reconstructions.safetensors")
+    shown = figures.Shown(request.lines, rows, found, folders, 2, request.loss)
+    drawn = [one for kind in request.experiment.figures for one in figures.draw(kind, shown, name)]
+    assert len({one.name for one in drawn}) == len(drawn)
+    if "tradeoff" in request.experiment.figures:  # a picture for each kind of speed-up
+        assert len(drawn) == 3
+    for one in drawn:
+        assert all(path.stat().st_size > 1000 for path in figures.save(one, tmp_path))
+    bare = [columns.row(line, [], Facts(""), request.loss) for line in request.lines]
+    nothing: list[list[Any]] = [[] for _ in bare]
+    early = figures.Shown(request.lines, bare, nothing, nothing, 2, request.loss)
+    of_the_paper = [one for kind in request.experiment.figures for one in figures.draw(kind, early, name)]
+    assert len(of_the_paper) == ("tradeoff" in request.experiment.figures)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A small network and data in the place of the paper's; nothing leaves this process to be timed."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    monkeypatch.setattr(speed, "link_speed", lambda kind: 1e9)  # noqa: ARG005
+    monkeypatch.setattr(speed, "ROUNDS", 1)
+    return ["table1", "--recipe", str(tmp_path / "tiny.toml"), "--epochs", "3", "--out", str(tmp_path / "out")]
+
+
+def test_a_table_is_reproduced_from_ordinary_runs_and_goes_on_after_an_interruption(
+    tiny: list[str], tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["reproduce", *tiny, "--rows", ROWS, "--json"]
+    listen(monkeypatch, stop_after=14)  # in the second of the runs, of 9 steps each
+    assert parlay(*words) == 1
+    told = capsys.readouterr()
+    assert "interrupted: the same command goes on" in told.err
+    first = json.loads(told.out)
+    assert {row["row"]: row["status"] for row in first["rows"] if row["folders"]} == {
+        "serial-da": "1 finished",
+        "al-k2": "1 interrupted",
+    }
+    folder = tmp_path / "out/runs/cifar10/serial-da-s0"
+    before = (folder / "summary.json").stat().st_mtime_ns
+    listen(monkeypatch)
+    assert parlay(*words) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert (folder / "summary.json").stat().st_mtime_ns == before
+    rows = {row["row"]: row for row in second["rows"]}
+    assert len(rows) == 21
+    for name in ROWS.split(","):
+        own = summary(tmp_path / "out" / "table1" / rows[name]["folders"][0])
+        assert rows[name]["status"] == "1 finished"
+        assert rows[name]["value"] == own["test_accuracy"]
+    assert rows["al-k2"]["memory_gib"] == pytest.approx(rows["al-k2"]["formula_gib"])
+    assert rows["al-k2"]["speedup_projected"] > 0
+    assert all(row["speedup_measured"] is None for row in second["rows"])  # on a CPU it would say nothing
+    assert set(second["stage_ms"]) == {"2", "3"}
+    assert "3 epochs in the place of 200" in second["labels"]
+    assert "model resnet8 in the place of resnet110" in second["labels"]
+    out = tmp_path / "out" / "table1"
+    assert json.loads((out / "reproduction.json").read_text()) == second
+    table = list(csv.DictReader((out / "table1.csv").read_text().splitlines()))
+    assert [row["row"] for row in table] == [line.name for line in lines("table1")]
+    assert [row["paper_memory"] for row in table][2:4] == ["1.53", "4.58"]
+    text = (out / "table1.md").read_text()
+    assert "Not the paper's experiment" in text
+    assert "| AL (K=2) | 2 | parallel |" in text
+    assert (out / "report.html").stat().st_size > 10_000
+    assert all((out / figure["file"]).is_file() for figure in second["figures"])
+
+
+def test_the_interrupted_table_equals_an_undisturbed_one(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    words = ["reproduce", *tiny, "--rows", "al-k2"]
+    listen(monkeypatch, stop_after=5)
+    assert parlay(*words) == 1
+    listen(monkeypatch)
+    assert parlay(*words) == 0
+    stopped = summary(tmp_path / "out/runs/cifar10/al-k2-s0")
+    shutil.rmtree(tmp_path / "out")
+    assert parlay(*words) == 0
+    capsys.readouterr()
+    whole = summary(tmp_path / "out/runs/cifar10/al-k2-s0")
+    assert [stopped[key] for key in ("test_loss", "train_loss", "violation")] == [
+        whole[key] for key in ("test_loss", "train_loss", "violation")
+    ]
+
+
+def test_rows_run_side_by_side_as_processes_of_the_same_command(
+    tiny: list[str], tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = listen(monkeypatch)
+    words = ["reproduce", *tiny, "--rows", "serial-da,al-k2", "--at-once", "2", "--epochs", "1", "--json"]
+    assert parlay(*words) == 0
+    rows = {row["row"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert [rows[name]["status"] for name in ("serial-da", "al-k2")] == ["1 finished"] * 2
+    assert heard.steps == 2  # an epoch of each
+    assert sum("finished; test accuracy" in line for line in heard.lines) == 2
+    assert (tmp_path / "out/runs/cifar10/al-k2-s0.log").is_file()
+
+
+def test_other_keys_in_a_folder_that_holds_runs_are_refused(tiny: list[str], capsys: Capsys) -> None:
+    assert parlay("reproduce", *tiny, "--rows", "serial-da") == 0
+    capsys.readouterr()
+    assert parlay("reproduce", *tiny, "--rows", "serial-da", "--epochs", "4") == 2
+    assert "holds a run with epochs 3, not 4: write another --out" in answer(capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("", "table1..table5"),
+        ("table9", "unknown name 'table9': write one of table1"),
+        ("table1 --rows serail-da", "table1 has no row 'serail-da': write serial-da"),
+        ("table1 --scale 0", "scale is 0.0: write a share"),
+        ("table1 --scale 2", "scale is 2.0: write a share"),
+        ("table1 --at-once 0", "at-once is 0: write a number of at least 1"),
+        ("table1 --epochs 0", "epochs is 0: write a number of at least 1"),
+        ("table1 --seeds 0,0", "seeds is '0,0'"),
+        ("table1 --recipe nowhere.toml", "no recipe at nowhere.toml"),
+        ("table1 --model resnet8", "unknown flag '--model'"),
+    ],
+)
+def test_wrong_input_is_answered_in_one_line(
+    words: str, told: str, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parlay("reproduce", *words.split()) == 2
+    assert told in answer(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_may_not_replace_what_rows_are_made_of(tmp_path: Path, capsys: Capsys) -> None:
+    (tmp_path / "own.toml").write_text('schedule = "serial"\n')
+    assert parlay("reproduce", "table1", "--recipe", tmp_path / "own.toml", "--out", tmp_path / "out") == 2
+    assert "schedule is what the rows are made of" in answer(capsys)
+
+
+def test_scale_is_a_share_of_the_training_samples_and_is_said(tmp_path: Path) -> None:
+    request = Request("table5", tmp_path, epochs=50, scale=0.1)
+    assert request.keys()["train_samples"] == 6000
+    assert request.labels() == ["scale 0.1: 6000 training samples; memory is what these take"]
+    assert Request("table5", tmp_path).labels() == []
+
+
+def test_training_on_the_first_samples_alone(tmp_path: Path, capsys: Capsys) -> None:
+    assert train(tmp_path / "run", "--epochs", 1, "--train-samples", 40) == 0
+    assert summary(tmp_path / "run")["steps_per_epoch"] == math.ceil(40 / 32)
+    assert train(tmp_path / "whole", "--epochs", 1) == 0
+    capsys.readouterr()
+    assert parlay("train", *SMALL, "--train-samples", 1000, "--out", tmp_path / "more") == 2
+    assert "train-samples is 1000, and synthetic has 96: write a number up to that" in answer(capsys)
