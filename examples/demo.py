@@ -1,6 +1,7 @@
 """The main job on the embedded data: ResNet-20 on 8x8 digits, serially and with its layers in parallel.
 
-Seven runs of the same network, data, seed and epochs; a table at the end and a page to open.
+Seven runs of the same network, data, seed and epochs, and a forecast for a device per stage; a table at the end and a
+page to open.
 """
 
 import argparse
@@ -9,6 +10,8 @@ import time
 from pathlib import Path
 
 from parlay import Recipe, progress, report, run
+from parlay.plan import plan
+from parlay.records import write_json
 
 METHODS = {
     "serial": {"method": "serial"},
@@ -33,7 +36,8 @@ def main() -> None:
             recipe = Recipe(stages=stages, epochs=given.epochs, checkpoint_every=0, **keys)
             run.train(recipe, folders[-1], resume=False, progress=progress.for_terminal())
     print(f"\n{len(folders)} runs in {time.monotonic() - began:.0f} s\n")
-    report.report(folders, given.out / "report.html")
+    write_json(given.out / "plan.json", plan(Recipe(stages=3, epochs=given.epochs)))
+    report.report([*folders, given.out / "plan.json"], given.out / "report.html")
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def test_the_table_has_accuracy_time_memory_and_staleness(done: Path) -> None:
     assert (serial["speedup"], serial["auxiliary_bytes"], serial["parallel_step_ms"]) == (1, 0, None)
     assert al["auxiliary_bytes"] == 4 * down["auxiliary_bytes"]
     page = (done / "report.html").read_text()
-    assert "test accuracy, % against training time" in page
+    assert "test accuracy, % against speed-up" in page
     assert "Times are measured, on cpu in one process" in page
 
 
@@ -333,7 +333,7 @@ def test_the_picture_needs_serial_training_to_hold_others_against(tmp_path: Path
     ):
         write(runs, tmp_path / f"{number}.html", "a title", timed=timed)
         page = (tmp_path / f"{number}.html").read_text()
-        assert ("against training time" in page) is shown
+        assert ("against speed-up" in page) is shown
         assert ("step, ms" in page) is timed
 
 

@@ -8,7 +8,6 @@ import html
 import io
 import json
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -440,36 +439,3 @@ def test_numbers_read_well() -> None:
     assert [signed(v, loss) for v in (None, -0.5, 0.25, 0.0)] == ["–", "−0.5000", "+0.2500", "0.0000"]
     assert [loss(v) for v in (0.5, 5.3e14, 1e-7)] == ["0.5000", "5.3e+14", "1e-07"]
     assert [duration(s) for s in (1.5, 75.0, 7265.0)] == ["1.5 s", "1 min 15 s", "2 h 01 min"]
-
-
-# In a browser
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-AFTER_LOADING = """<script>
-const first = () => document.querySelector("tbody tr th").textContent;
-const header = [...document.querySelectorAll("th button")].find(b => b.textContent.startsWith("test accuracy"));
-header.click(); const up = first();
-header.click(); const down = first();
-const last = document.querySelector("tbody tr:last-child th").textContent;
-document.title = ["sorted", up, down, last, document.querySelectorAll("[aria-sort]").length].join("|");
-</script>"""
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_the_page_opens_without_errors_and_its_table_sorts(tmp_path: Path) -> None:
-    runs = [make(tmp_path / f"k{k}", 80.0 + k, stages=k) for k in (2, 3)]
-    runs += [make(tmp_path / "serial", 81.0, **SERIAL), make(tmp_path / "new", None, "", done=0, stages=5)]
-    page = page_of(runs, tmp_path)
-    (tmp_path / "page.html").write_text(page.replace("</body>", AFTER_LOADING + "</body>"), encoding="utf-8")
-    flags = "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update"
-    flags += " --disable-sync --no-first-run --enable-logging=stderr --v=0 --dump-dom"
-    command = [
-        str(CHROMIUM),
-        *flags.split(),
-        f"--user-data-dir={tmp_path / 'profile'}",
-        (tmp_path / "page.html").as_uri(),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert "CONSOLE" not in done.stderr
-    assert "<title>sorted|Serial w/o DA|SPH-AL K=3|SPH-AL K=5|1</title>" in done.stdout

@@ -1,46 +1,64 @@
 """Reports: run folders in, a comparison table and one HTML page out. No torch in this room.
 
-load      the files of a run folder, checked          words     numbers as text, the headline
-groups    runs grouped by configuration               figures   charts as inline SVG
-console   the table on standard output                page      the HTML page
-speed     times, where they can be compared           spans     the timeline of a run as bars
+inputs        what was given, sorted out             load      the files of a run folder, checked
+groups        runs grouped by configuration          speed     times, where they can be compared
+words         numbers as text, the headline          console   the table on standard output
+figures       learning curves as inline SVG          costs     charts of memory and speed
+spans         a measured timeline as bars            pictures  images as images
+simulate      a timeline from stage times            gantt     such timelines as bars
+bench, forecast, reproduction                        what other commands have found
+page          the HTML page                          svg       the drawing kit
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from parlay.errors import InputError
-from parlay.report import console
+from parlay.report import bench, console
+from parlay.report import reproduction as reproductions
 from parlay.report.groups import Task, tasks
+from parlay.report.inputs import Given, sort_out
 from parlay.report.load import load, shown
 from parlay.report.speed import rows
 
 __all__ = ["report", "table", "write"]
 
 
-def report(runs: Sequence[Path], output: Path | None) -> int:
+def report(paths: Sequence[Path], output: Path | None) -> int:
     """Print the table, write the page, say where it is. The exit code is 0; wrong input is an InputError."""
-    found = tasks(load(runs))
+    given = sort_out(paths)
+    found = _tasks(given)
     if output is None:
-        output = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")
+        output = paths[0] / "report.html" if len(paths) == 1 and paths[0].is_dir() else Path("report.html")
     _check(output)
     console.show(found)
-    _write(found, output, _title(found))
+    for one in given.benches:
+        console.show_table(f"parlay bench: {one.title}", bench.columns(one))
+    for table_of in given.reproductions:
+        console.show_table(table_of.title, table_of.named_columns)
+    _write(found, given, output, _title(found, given))
     console.say(f"report: {shown(output)}")
     return 0
 
 
-def write(runs: Sequence[Path], output: Path, title: str, timed: bool = False) -> None:
+def write(
+    runs: Sequence[Path], output: Path, title: str, timed: bool = False, reproduction: Path | None = None
+) -> None:
     """The page of these run folders, into the file `output`.
 
     `timed`: they were made one after the other on the same devices, so that their times can be compared.
+    `reproduction`: the `reproduction.json` of the table that they are the rows of.
     """
     _check(output)
-    _write(tasks(load(runs), timed), output, title)
+    given = Given(tuple(runs), timed)
+    if reproduction is not None:
+        given = replace(given, reproductions=(reproductions.read(reproduction),))
+    _write(_tasks(given), given, output, title)
 
 
 def table(runs: Sequence[Path], timed: bool = False) -> list[dict[str, Any]]:
@@ -48,10 +66,16 @@ def table(runs: Sequence[Path], timed: bool = False) -> list[dict[str, Any]]:
     return [row for task in tasks(load(runs), timed) for row in rows(task)]
 
 
-def _write(found: Sequence[Task], output: Path, title: str) -> None:
+def _tasks(given: Given) -> list[Task]:
+    if not given.folders and (given.benches or given.forecasts or given.reproductions):
+        return []
+    return tasks(load(given.folders), given.timed)
+
+
+def _write(found: Sequence[Task], given: Given, output: Path, title: str) -> None:
     from parlay.report.page import render  # matplotlib: only where a page is wanted
 
-    page = render(found, title).encode("utf-8", "replace")  # JSON texts may hold halves of surrogate pairs
+    page = render(found, given, title).encode("utf-8", "replace")  # JSON texts may hold halves of surrogate pairs
     part = output.with_name(output.name + ".part")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +93,11 @@ def _check(output: Path) -> None:
         )
 
 
-def _title(found: Sequence[Task]) -> str:
+def _title(found: Sequence[Task], given: Given) -> str:
+    if given.reproductions:
+        return "; ".join(one.title for one in given.reproductions)
     if len(found) == 1 and len(found[0].groups) == 1:
         return f"{found[0].groups[0].label} on {found[0].dataset}, {found[0].model}"
-    return "; ".join(f"{task.dataset}, {task.model}" for task in found)
+    parts = [f"{task.dataset}, {task.model}" for task in found]
+    parts += [f"bench of {one.title}" for one in given.benches]
+    return "; ".join(dict.fromkeys(parts or [one.title for one in given.forecasts]))

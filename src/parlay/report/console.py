@@ -20,11 +20,14 @@ LEFT_TO_THE_PAGE = ("configuration", "K", "r", "schedule", "epochs", "serial epo
 
 def show(found: Sequence[Task]) -> None:
     for task in found:
-        title = f"{task.dataset}, {task.model}"
-        if sys.stdout.isatty():
-            _rich(title, columns(task))
-        else:
-            say(f"{title}\n{plain(columns(task))}\n")
+        show_table(f"{task.dataset}, {task.model}", columns(task))
+
+
+def show_table(title: str, table: Sequence[Column]) -> None:
+    if sys.stdout.isatty():
+        _rich(title, table)
+    else:
+        say(f"{title}\n{plain(table)}\n")
 
 
 def compare(runs: Mapping[Path, str]) -> None:
@@ -43,11 +46,7 @@ def compare(runs: Mapping[Path, str]) -> None:
             for column in rows
             if column.title not in LEFT_TO_THE_PAGE
         ]
-        title = f"{task.dataset}, {task.model}, {task.groups[0].epochs} epochs"
-        if sys.stdout.isatty():
-            _rich(title, table)
-        else:
-            say(f"{title}\n{plain(table)}\n")
+        show_table(f"{task.dataset}, {task.model}, {task.groups[0].epochs} epochs", table)
         say(f"{speed.note(task)}\n")
 
 

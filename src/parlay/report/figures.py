@@ -1,4 +1,4 @@
-"""The charts of the page: tasks and groups in, inline SVG out.
+"""The charts of learning: tasks and groups in, inline SVG out.
 
 Legends and titles are left to the page, which wraps them on a narrow screen; the pictures hold only axes and data.
 """
@@ -15,16 +15,12 @@ from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, NullFormatte
 
 from parlay.report.groups import Group, Task
 from parlay.report.load import Epoch, Run
-from parlay.report.speed import epoch_seconds
 from parlay.report.svg import COLOURS, DASHES, INK, MUTED, STYLE, Look, new_figure, to_svg
 
 LINES = 8
 """More lines than this in one chart cannot be told apart."""
 
-NUMBERED = 16
-"""More numbers than this in the chart of memory would lie on top of each other."""
-
-_STEPS = (1, 2, 2.5, 5, 10)
+STEPS = (1, 2, 2.5, 5, 10)
 
 Value = Callable[[Epoch], float | None]
 
@@ -47,7 +43,7 @@ def curves(task: Task, groups: Sequence[Group], value: Value, label: str, log: b
         upper, lower = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": ratios, "hspace": 0.03})
         for group in groups:
             _line(upper, group, value, style[group.label])
-        _limits(upper, [_series(g.counted, value) for g in groups if g.finished], task.by_accuracy and not log, log)
+        limits(upper, [series(g.counted, value) for g in groups if g.finished], task.by_accuracy and not log, log)
         upper.set_title(label, loc="left", fontsize=11.5, color=MUTED)
         upper.tick_params(bottom=False)
         upper.spines["bottom"].set_visible(False)
@@ -81,9 +77,9 @@ def panel(task: Task, group: Group, kinds: Sequence[str]) -> Markup:
                 for run in group.runs:
                     numbers, values = _points(run, value)
                     _draw(axes, numbers, values, look.colour)
-                _limits(
+                limits(
                     axes,
-                    [_series(g.counted, value) for g in task.groups if g.finished],
+                    [series(g.counted, value) for g in task.groups if g.finished],
                     kind == "test" and not log,
                     log,
                 )
@@ -119,131 +115,14 @@ def ranking(task: Task) -> Markup:
                 group.values(task.value), [row] * len(group.counted), "|", color=look.colour, alpha=0.6, markersize=8
             )
             axes.errorbar(mean, row, xerr=spread, fmt="o", color=look.colour, markersize=6, capsize=0, elinewidth=1.6)
-        axes.set_yticks(range(len(ranked)), [_short(group.label) for group in ranked])
+        axes.set_yticks(range(len(ranked)), [short(group.label) for group in ranked])
         axes.set_ylim(len(ranked) - 0.4, -0.6)
         axes.tick_params(axis="y", labelcolor=INK)
         axes.grid(False, axis="y")
         axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS))
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
         axes.set_xlabel(heading(task, "test"))
         return to_svg(figure, f"{heading(task, 'test')} of every configuration", f"ranking {task.dataset} {task.model}")
-
-
-def against_memory(task: Task, numbers: dict[str, int]) -> Markup | None:
-    """The measure against the memory of states and multipliers; None where there are not two amounts to compare."""
-    found = []
-    for group in task.groups:
-        mean, stored = task.mean(group), group.mean(lambda run: run.auxiliary_bytes)
-        if group.finished and mean is not None and stored is not None:
-            found.append((group, mean, stored))
-    largest = max((stored for _, _, stored in found), default=0.0)
-    if len({stored for _, _, stored in found}) < 2:
-        return None
-    unit, name = (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB")
-    style = looks(task)
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(440, 270)
-        axes = figure.subplots()
-        for group, mean, stored in found:
-            look = style[group.label]
-            spread = group.spread(task.value)
-            filled = look.colour if not group.serial else "none"
-            axes.errorbar(
-                stored / unit,
-                mean,
-                yerr=spread,
-                fmt="o",
-                color=look.colour,
-                mfc=filled,
-                markersize=7,
-                capsize=0,
-                elinewidth=1.6,
-            )
-            if len(task.groups) > NUMBERED and not _on_front(task, mean, stored, found):
-                continue
-            text = str(numbers[group.label])
-            axes.annotate(text, (stored / unit, mean), (7, 3), textcoords="offset points", fontsize=11, color=MUTED)
-        _memory_axis(axes, [stored / unit for _, _, stored in found])
-        axes.yaxis.set_major_locator(MaxNLocator(6, steps=_STEPS))
-        axes.set_xlabel(f"auxiliary memory, {name}")
-        axes.set_title(heading(task, "test"), loc="left", fontsize=11.5, color=MUTED)
-        return to_svg(
-            figure, f"{heading(task, 'test')} against auxiliary memory", f"memory {task.dataset} {task.model}"
-        )
-
-
-def against_time(task: Task, numbers: dict[str, int]) -> Markup | None:
-    """The measure against the training time; a line for serial training that is stopped early, after each epoch.
-
-    None where there is no serial training to hold the others against, or nothing to hold against it.
-    """
-    found = []
-    for group in task.groups:
-        mean, epoch = task.mean(group), epoch_seconds(group.counted)
-        if group.finished and mean is not None and epoch is not None:
-            found.append((group, mean, epoch))
-    if len(found) < 2 or not any(group.serial for group, _, _ in found):
-        return None
-    longest = max(epoch * group.epochs_done for group, _, epoch in found)
-    unit, name = next(((u, n) for u, n in ((3600, "hours"), (60, "minutes")) if longest >= 2 * u), (1, "seconds"))
-    style = looks(task)
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(520, 300)
-        axes = figure.subplots()
-        for group, mean, epoch in found:
-            look, seconds = style[group.label], epoch * group.epochs_done / unit
-            if group.serial:
-                epochs, values = _mean(group.counted, test_of(task))
-                times = [number * epoch / unit for number in epochs]
-                axes.plot(times, values, ".-", color=look.colour, dashes=look.dashes, markersize=4, linewidth=1.2)
-            filled = "none" if group.serial else look.colour
-            spread, spans = group.spread(task.value), group.spread(lambda run: epoch_seconds([run]))
-            across = spans * group.epochs_done / unit if spans is not None else None
-            axes.errorbar(
-                seconds,
-                mean,
-                yerr=spread,
-                xerr=across,
-                fmt="o",
-                color=look.colour,
-                mfc=filled,
-                markersize=7,
-                capsize=0,
-                elinewidth=1.3,
-            )
-            text = str(numbers[group.label])
-            axes.annotate(text, (seconds, mean), (7, 4), textcoords="offset points", fontsize=11, color=MUTED)
-        whole = [_series(g.counted, test_of(task)) for g, _, _ in found if g.serial] + [[m] for _, m, _ in found]
-        _limits(axes, whole, task.by_accuracy, not task.by_accuracy)
-        axes.set_xlim(0, 1.06 * longest / unit)
-        axes.xaxis.set_major_locator(MaxNLocator(7, steps=_STEPS))
-        axes.set_xlabel(f"training time, {name}, measured")
-        axes.set_title(heading(task, "test"), loc="left", fontsize=11.5, color=MUTED)
-        description = f"{heading(task, 'test')} against training time"
-        return to_svg(figure, description, f"time {task.dataset} {task.model}")
-
-
-def _on_front(task: Task, mean: float, stored: float, found: Iterable[tuple[Group, float, float]]) -> bool:
-    """Whether nothing else does better with as little memory."""
-    sign = 1 if task.by_accuracy else -1
-    return not any(sign * other > sign * mean and memory <= stored for _, other, memory in found)
-
-
-def _memory_axis(axes: Axes, amounts: Sequence[float]) -> None:
-    """Linear, or logarithmic where the amounts differ greatly, with a place for the zero of serial training."""
-    least, most = min(a for a in amounts if a > 0), max(amounts)
-    if most <= 8 * least:
-        axes.set_xlim(-0.04 * most, 1.08 * most)
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS))
-        return
-    axes.set_xscale("symlog", linthresh=least, linscale=0.5)
-    ticks = [0.0] + [
-        least * 2.0**n for n in range(0, 40, 1 + int(math.log2(most / least) > 7)) if least * 2**n <= 1.1 * most
-    ]
-    axes.set_xticks(ticks, [f"{tick:.2g}" if tick < 10 else f"{tick:.0f}" for tick in ticks])
-    axes.set_xlim(-0.1 * least, 1.3 * most)
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xticks([], minor=True)
 
 
 def swatch(look: Look) -> Markup:
@@ -259,9 +138,9 @@ def _violation(axes: Axes, task: Task, group: Group) -> None:
     """A line per interface, the mean over the seeds; rings are the violation found at the entry of a parallel phase."""
     for k in range(interfaces(group)):
         colour = interface_look(k).colour
-        numbers, values = _mean(group.counted, _at(k, lambda e: e.violation))
+        numbers, values = mean_by_epoch(group.counted, _at(k, lambda e: e.violation))
         _draw(axes, numbers, values, colour)
-        numbers, values = _mean(group.counted, _at(k, lambda e: e.violation_at_entry))
+        numbers, values = mean_by_epoch(group.counted, _at(k, lambda e: e.violation_at_entry))
         axes.plot(numbers, values, "o", mfc="none", color=colour, markersize=3.5, markeredgewidth=0.9)
     found = [
         v
@@ -277,7 +156,7 @@ def _violation(axes: Axes, task: Task, group: Group) -> None:
         _plain_log(axes)
     else:
         axes.set_ylim(0, 1.1 * max(found, default=1.0))
-        axes.yaxis.set_major_locator(MaxNLocator(4, steps=_STEPS))
+        axes.yaxis.set_major_locator(MaxNLocator(4, steps=STEPS))
 
 
 def _at(k: int, values: Callable[[Epoch], tuple[float | None, ...]]) -> Value:
@@ -306,7 +185,7 @@ def heading(task: Task, kind: str) -> str:
 
 
 def _line(axes: Axes, group: Group, value: Value, look: Look, width: float = 1.7) -> None:
-    numbers, values = _mean(group.counted, value)
+    numbers, values = mean_by_epoch(group.counted, value)
     axes.plot(numbers, values, color=look.colour, dashes=look.dashes or (None, None), linewidth=width)
     if len(numbers) == 1:
         axes.plot(numbers, values, ".", color=look.colour)
@@ -323,7 +202,7 @@ def _draw(axes: Axes, numbers: Sequence[int], values: Sequence[float], colour: s
     axes.plot([numbers[n] for n in alone], [values[n] for n in alone], ".", color=colour, markersize=4)
 
 
-def _limits(axes: Axes, series: Sequence[Sequence[float]], accuracy: bool, log: bool) -> None:
+def limits(axes: Axes, series: Sequence[Sequence[float]], accuracy: bool, log: bool) -> None:
     """Room for what finished runs did. Their first epochs, and runs that went astray, may leave the frame."""
     values = sorted(v for line in series for v in line if not log or v > 0)
     log = log and bool(values)  # nothing has no logarithm
@@ -339,7 +218,7 @@ def _limits(axes: Axes, series: Sequence[Sequence[float]], accuracy: bool, log: 
     if log:
         _plain_log(axes)
     else:
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
 
 
 def _plain_log(axes: Axes) -> None:
@@ -391,18 +270,18 @@ def _by_epoch(runs: Iterable[Run], value: Value) -> list[tuple[int, list[float]]
     return sorted(found.items())
 
 
-def _mean(runs: Iterable[Run], value: Value) -> tuple[list[int], list[float]]:
+def mean_by_epoch(runs: Iterable[Run], value: Value) -> tuple[list[int], list[float]]:
     """Epochs without a value are kept as gaps in the line."""
     pairs = _by_epoch(runs, value)
     return [n for n, _ in pairs], [sum(v) / len(v) if v else math.nan for _, v in pairs]
 
 
 def _points(run: Run, value: Value) -> tuple[list[int], list[float]]:
-    return _mean([run], value)
+    return mean_by_epoch([run], value)
 
 
-def _series(runs: Iterable[Run], value: Value) -> list[float]:
-    return [v for v in _mean(runs, value)[1] if math.isfinite(v)]
+def series(runs: Iterable[Run], value: Value) -> list[float]:
+    return [v for v in mean_by_epoch(runs, value)[1] if math.isfinite(v)]
 
 
 def _least(values: list[float]) -> float:
@@ -413,5 +292,5 @@ def _most(values: list[float]) -> float:
     return max(values, default=math.nan)
 
 
-def _short(text: str, limit: int = 30) -> str:
+def short(text: str, limit: int = 30) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"

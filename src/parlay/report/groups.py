@@ -18,7 +18,7 @@ from typing import Any
 from parlay.report.load import Run
 from parlay.schedule import HYBRID
 
-NOT_COMPARED = ("seed", "out", "data-dir", "checkpoint-every")
+NOT_COMPARED = ("seed", "out", "data-dir", "checkpoint-every", "timeline", "tensorboard")
 """Keys of a recipe that do not make another configuration."""
 
 METHODS = {
@@ -29,6 +29,7 @@ METHODS = {
     "delayed": "DDG",
     "local": "DGL",
     "dni": "DNI",
+    "auxnet": "AuxNet",
     "NoneType": "Serial",  # the class names stand in the summaries of runs started from Python
     "Penalty": "Penalty",
     "AugmentedLagrangian": "AL",
@@ -36,7 +37,7 @@ METHODS = {
     "Local": "DGL",
 }
 
-STREAMING = ("Replay", "DDG", "DGL", "DNI")
+STREAMING = ("Replay", "DDG", "DGL", "DNI", "AuxNet")
 """They keep nothing per sample, so they see augmented images in every epoch."""
 
 AUGMENTED_BY_DEFAULT = ("cifar10", "cifar100")

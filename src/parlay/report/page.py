@@ -1,9 +1,9 @@
-"""The HTML page: tasks in, one self-contained text out. It asks no network for anything."""
+"""The HTML page: tasks, and what else was given, in; one self-contained text out. It asks no network for anything."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,18 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from parlay.report import figures, spans, speed, words
+from parlay.report import bench, costs, figures, gantt, pictures, simulate, spans, speed, words
+from parlay.report.bench import Bench
+from parlay.report.forecast import Forecast
 from parlay.report.groups import Group, Task, epoch_rows, run_rows, to_csv
+from parlay.report.inputs import Given
 from parlay.report.load import Run
+from parlay.report.reproduction import Reproduction
+from parlay.report.simulate import Times
+from parlay.report.words import Column
+
+MEASURED = 3
+"""Timelines of so many configurations stand in the open; the others stand with their runs."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +30,26 @@ class Picture:
     svg: Markup
     caption: str
     swatch: Markup
+
+
+@dataclass(frozen=True)
+class Timeline:
+    kind: str
+    """measured, or simulated."""
+    caption: str
+    svg: Markup
+    legend: list[tuple[Markup, str]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of a table that sorts."""
+
+    cells: list[words.Cell]
+    number: int | None = None
+    swatch: str = ""
+    mark: str = ""
+    """unfinished, or ours."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +68,32 @@ class Download:
         )
 
 
-def render(tasks: Sequence[Task], title: str) -> str:
+def render(tasks: Sequence[Task], given: Given, title: str) -> str:
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    page = environment.get_template("page.html.j2")
-    return page.render(title=title, sections=[_section(task, n) for n, task in enumerate(tasks, 1)], zip=zip)
+    named = {(task.dataset, task.model) for task in tasks}
+    left = [one for one in given.forecasts if (one.dataset, one.model) not in named]
+    return environment.get_template("page.html.j2").render(
+        title=title,
+        reproductions=[_reproduction(one) for one in given.reproductions],
+        sections=[_section(task, n, given.forecasts) for n, task in enumerate(tasks, 1)],
+        benches=[_bench(one) for one in given.benches],
+        forecasts=_simulated(left),
+        zip=zip,
+    )
 
 
-def _section(task: Task, number: int) -> dict[str, Any]:
+def _section(task: Task, number: int, forecasts: Iterable[Forecast]) -> dict[str, Any]:
     looks = figures.looks(task)
     numbers = {group.label: n for n, group in enumerate(task.groups, 1)}
     swatches = {label: figures.swatch(look) for label, look in looks.items()}
     few = len(task.groups) <= figures.LINES
     lines = _lines(task)
     table = words.columns(task)
-    memory = figures.against_memory(task, numbers)
     name = f"{task.dataset}-{task.model}"
+    shown = _with_timelines(task)
     return {
         "id": f"task-{number}",
         "task": f"{task.dataset} · {task.model}",
@@ -64,19 +101,20 @@ def _section(task: Task, number: int) -> dict[str, Any]:
         "facts": words.facts(task),
         "columns": table,
         "rows": [
-            {"number": n, "swatch": swatches[group.label], "group": group, "cells": [c.cells[n - 1] for c in table]}
+            Row([c.cells[n - 1] for c in table], n, swatches[group.label], "" if group.finished else "unfinished")
             for n, group in enumerate(task.groups, 1)
         ],
         "reference": _references(task),
         "unfinished": any(not run.finished for group in task.groups for run in group.runs),
         "measure": "Test accuracy" if task.by_accuracy else "Test loss",
+        "better": "above" if task.by_accuracy else "below",
         "has_serial": any(group.serial and group.finished for group in task.groups),
         "csv": Download(f"{name}-comparison.csv", to_csv(speed.rows(task))),
         "runs_csv": Download(f"{name}-runs.csv", to_csv(run_rows(task.groups))),
         "ranking": figures.ranking(task) if len(task.groups) > 1 else None,
-        "memory": memory,
-        "front_only": len(task.groups) > figures.NUMBERED,
-        "speed": figures.against_time(task, numbers) if task.timed else None,
+        "memory": costs.against_memory(task, numbers),
+        "front_only": len(task.groups) > costs.NUMBERED,
+        "speed": costs.against_speed(task, numbers) if task.timed else None,
         "speed_note": speed.note(task) if task.timed else "",
         "legend": [(numbers[group.label], swatches[group.label], group.label) for group in lines],
         "left_out": len([group for group in task.groups if _has_epochs(group)]) - len(lines),
@@ -90,7 +128,16 @@ def _section(task: Task, number: int) -> dict[str, Any]:
         "panels": _panels(task, swatches, few),
         "interfaces": _interfaces(task),
         "entries": any(e.violation_at_entry for group in task.groups for run in group.runs for e in run.epochs),
-        "runs": [_run(group, run, swatches[group.label]) for group in task.groups for run in group.runs],
+        "reconstructions": _reconstructions(task, swatches),
+        "timelines": [
+            *(timeline for group, run in shown for timeline in _timelines(group, run)),
+            *_simulated(one for one in forecasts if (one.dataset, one.model) == (task.dataset, task.model)),
+        ],
+        "runs": [
+            _run(group, run, swatches[group.label], run not in [other for _, other in shown])
+            for group in task.groups
+            for run in group.runs
+        ],
     }
 
 
@@ -120,6 +167,94 @@ def _interfaces(task: Task) -> list[tuple[Markup, str]]:
     return [(figures.swatch(figures.interface_look(k)), f"interface {k + 1}") for k in range(count)]
 
 
+def _reconstructions(task: Task, swatches: dict[str, Markup]) -> list[tuple[str, str, Markup]]:
+    """Rows of images: source, what it shows, swatch. The test images stand above the first row made of them."""
+    found, last = [], b""
+    for group in task.groups:
+        run = next((run for run in group.counted if run.reconstructions is not None), None)
+        if run is None or run.reconstructions is None:
+            continue
+        if run.reconstructions.images != last:
+            last = run.reconstructions.images
+            found.append((pictures.uri(pictures.strip(run.reconstructions.first_row)), "test images", Markup()))
+        row = pictures.uri(pictures.strip(run.reconstructions.second_row))
+        found.append((row, group.label, swatches[group.label]))
+    return found
+
+
+def _with_timelines(task: Task) -> list[tuple[Group, Run]]:
+    """The first run with a timeline, of the first few configurations that have one."""
+    found = [(group, next((run for run in group.runs if run.timeline), None)) for group in task.groups]
+    return [(group, run) for group, run in found if run is not None][:MEASURED]
+
+
+def _timelines(group: Group, run: Run) -> list[Timeline]:
+    """As measured, and as the same stage times would have it on a device each."""
+    caption = f"{group.label}, run {run.name}: who did what when, in its last recorded steps"
+    drawn = [Timeline("measured", caption, spans.timeline(run.timeline, run.name), spans.legend(run.timeline))]
+    times = simulate.of_spans(run.timeline)
+    if times is not None and times.stages > 1:
+        caption = f"the stages of {run.name}, by their median times in the timeline above, without messages"
+        drawn.append(_one_simulated(times, run.text("schedule"), caption, run.name))
+    return drawn
+
+
+def _simulated(forecasts: Iterable[Forecast]) -> list[Timeline]:
+    found = []
+    for one in (one for one in forecasts if one.times.stages > 1):
+        caption = (
+            f"parlay plan: {one.title}. {one.speedup_parallel:.2f} in a parallel epoch, {one.speedup:.2f} over the "
+            f"whole schedule, {words.memory(one.auxiliary_gib * 2**30)} of states and multipliers"
+        )
+        found.append(_one_simulated(one.times, one.schedule, caption, one.title))
+    return found
+
+
+def _one_simulated(times: Times, schedule: str, caption: str, salt: str) -> Timeline:
+    legend = gantt.legend(gantt.ways(times, schedule))
+    return Timeline("simulated", caption, gantt.simulated(times, schedule, salt), legend)
+
+
+def _bench(one: Bench) -> dict[str, Any]:
+    return {
+        "title": one.title,
+        **_table(bench.columns(one)),
+        "picture": costs.speeds([(row.system, row.speedup) for row in one.rows if row.speedup], one.title),
+        "says": one.says,
+        "how": f"{one.rounds} rounds of {one.steps} steps" if one.rounds else "",
+        "command": one.command,
+        "facts": [(str(key), text) for key, value in one.environment.items() if (text := _value(value))],
+        "csv": Download(f"bench-{one.model}-{one.batch_size}.csv", to_csv(bench.table(one))),
+    }
+
+
+def _reproduction(one: Reproduction) -> dict[str, Any]:
+    timelines = []
+    for stages, times in one.times.items():
+        if stages > 1:
+            caption = f"{stages} stages, by their times as measured alone"
+            timelines.append(_one_simulated(times, "alternate:4:1", caption, f"{one.name} {stages}"))
+    return {
+        "title": one.title,
+        "labels": one.labels,
+        "notes": one.notes,
+        "status": one.status,
+        **_table(one.columns, one.ours),
+        "kinds": one.kinds if any(one.kinds) else (),
+        "ours": any(one.ours),
+        "pictures": one.pictures,
+        "timelines": timelines,
+        "command": one.command,
+        "csv": Download(f"{one.name}.csv", to_csv(one.rows)),
+    }
+
+
+def _table(columns: Sequence[Column], ours: Sequence[bool] = ()) -> dict[str, Any]:
+    count = len(columns[0].cells) if columns else 0
+    rows = [Row([c.cells[n] for c in columns], mark="ours" if n < len(ours) and ours[n] else "") for n in range(count)]
+    return {"columns": columns, "rows": rows}
+
+
 def _references(task: Task) -> str:
     """Which serial configuration each gap is measured against, where that is not plain."""
     used: dict[str, list[str]] = {}
@@ -137,7 +272,7 @@ def _references(task: Task) -> str:
     return "Gaps: " + "; ".join(f"{', '.join(labels)} against {reference}" for reference, labels in used.items()) + "."
 
 
-def _run(group: Group, run: Run, swatch: Markup) -> dict[str, Any]:
+def _run(group: Group, run: Run, swatch: Markup, with_timeline: bool) -> dict[str, Any]:
     facts = [
         ("seed", run.text("seed", words.DASH)),
         ("epochs", str(len(run.epochs))),
@@ -156,8 +291,7 @@ def _run(group: Group, run: Run, swatch: Markup) -> dict[str, Any]:
         "message": run.message,
         "facts": [(key, value) for key, value in facts if value],
         "recipe": run.recipe_text.strip(),
-        "timeline": spans.timeline(run.timeline, run.name) if run.timeline else None,
-        "doings": spans.legend(run.timeline),
+        "timelines": _timelines(group, run)[:1] if run.timeline and with_timeline else [],
         "csv": Download(f"{run.name}-epochs.csv", to_csv(epoch_rows(run))) if run.epochs else None,
     }
 

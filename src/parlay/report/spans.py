@@ -11,7 +11,7 @@ from parlay.report.svg import MUTED, STYLE, Look, new_figure, to_svg
 from parlay.timeline import NAMES, Span, shares, window
 
 STEPS = 4  # drawn: more of them become too thin to read
-_HUES = {"forward": 1, "backward": 4, "update": 3, "send": 7, "receive": 6, "wait": 2}
+_HUES = {"forward": 1, "backward": 4, "update": 3, "send": 7, "receive": 6, "wait": 2, "replay": 8}
 
 
 def timeline(spans: Sequence[Span], salt: str) -> Markup:
@@ -24,7 +24,7 @@ def timeline(spans: Sequence[Span], salt: str) -> Markup:
         for row, rank in enumerate(ranks):
             for name in _names(chosen):
                 bars = [(1000 * s.begin, 1000 * (s.end - s.begin)) for s in chosen if (s.rank, s.name) == (rank, name)]
-                axes.broken_barh(bars, _extent(row, name), facecolors=_look(name).colour, linewidth=0)
+                axes.broken_barh(bars, _extent(row, name), facecolors=Look(hue(name), 0).colour, linewidth=0)
             begins = {s.step: s.begin for s in reversed(chosen) if s.rank == rank and s.name == "forward"}
             for step, begin in begins.items():
                 axes.text(1000 * begin, 0.4 - row, str(step), fontsize=8, color=MUTED, clip_on=True)
@@ -42,7 +42,7 @@ def legend(spans: Sequence[Span]) -> list[tuple[Markup, str]]:
     chosen = window(spans, STEPS)
     found = shares(chosen)
     return [
-        (_patch(name), f"{name} {', '.join(f'{own.get(name, 0.0):.0%}' for own in found.values())}")
+        (patch(name), f"{name} {', '.join(f'{own.get(name, 0.0):.0%}' for own in found.values())}")
         for name in _names(chosen)
     ]
 
@@ -57,12 +57,12 @@ def _extent(row: int, name: str) -> tuple[float, float]:
     return (-row - 0.36, 0.3) if name in ("send", "receive", "wait") else (-row - 0.36, 0.72)
 
 
-def _look(name: str) -> Look:
-    return Look(_HUES.get(name, 0), 0)
+def hue(name: str) -> int:
+    return _HUES.get(name, 0)
 
 
-def _patch(name: str) -> Markup:
+def patch(name: str) -> Markup:
     return Markup(
         '<svg class="swatch" width="14" height="10" viewBox="0 0 14 10" aria-hidden="true">'
         '<rect width="14" height="10" style="fill:var(--c{})"/></svg>'
-    ).format(_look(name).hue)
+    ).format(hue(name))

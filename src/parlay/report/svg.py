@@ -9,6 +9,7 @@ import io
 import re
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
@@ -19,9 +20,15 @@ from matplotlib.figure import Figure
 COLOURS = 8
 """Hues of the page, --c1 to --c8; --c0 is the neutral one of serial runs."""
 
-INK, MUTED, RULE = "#010101", "#020202", "#030303"
+INK, MUTED, RULE, PAPER = "#010101", "#020202", "#030303", "#050505"
 _HUES = tuple(f"#0400{n:02x}" for n in range(COLOURS + 1))
-_VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", **{hue: f"--c{n}" for n, hue in enumerate(_HUES)}}
+_VARIABLES = {
+    INK: "--ink",
+    MUTED: "--muted",
+    RULE: "--rule",
+    PAPER: "--paper",
+    **{hue: f"--c{n}" for n, hue in enumerate(_HUES)},
+}
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (9, 3), (2, 4))
 """Told apart by these once the hues are used up."""
@@ -100,3 +107,12 @@ def to_svg(figure: Figure, description: str, salt: str) -> Markup:
 
 def _variable(colour: re.Match[str]) -> str:
     return f"var({_VARIABLES[colour[0]]})" if colour[0] in _VARIABLES else colour[0]
+
+
+def standalone(picture: Markup) -> str:
+    """The picture as a file of its own, with the page's colours for light and dark screens and its paper behind it."""
+    css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+    colours = css[: css.index("* {")]
+    style = f"<style>{colours}svg {{ background: var(--paper); }} text {{ font-family: sans-serif; }}</style>"
+    head, body = picture.split(">", 1)
+    return f'{head} xmlns="http://www.w3.org/2000/svg">{style}{body}\n'

@@ -27,6 +27,8 @@ class Cell:
     key: float | str | None = None
     """What the column is sorted by; None comes last."""
     note: str = ""
+    bad: bool = False
+    """Does it tell of something that went wrong?"""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Column:
     cells: tuple[Cell, ...]
     note: str = ""
     """What the title means, where it is short for something."""
+    minor: bool = False
+    """Can a narrow screen do without it?"""
 
     @property
     def numeric(self) -> bool:
@@ -48,11 +52,14 @@ def columns(task: Task) -> list[Column]:
     show = points if task.by_accuracy else loss
     found = [
         Column("configuration", tuple(Cell(row["label"], row["label"].lower()) for row in table)),
-        Column("K", tuple(Cell(str(row["stages"]), row["stages"]) for row in table), "stages"),
+        Column("K", tuple(Cell(str(row["stages"]), row["stages"]) for row in table), "stages", minor=True),
         Column(
-            "r", tuple(Cell(str(row["downsample"]), row["downsample"]) for row in table), "downsampling of the states"
+            "r",
+            tuple(Cell(str(row["downsample"]), row["downsample"]) for row in table),
+            "downsampling of the states",
+            minor=True,
         ),
-        Column("schedule", tuple(Cell(row["schedule"] or DASH, row["schedule"]) for row in table)),
+        Column("schedule", tuple(Cell(row["schedule"] or DASH, row["schedule"]) for row in table), minor=True),
         Column("epochs", tuple(Cell(_epochs(row["epochs_done"], row["epochs"]), row["epochs_done"]) for row in table)),
         Column(
             "runs", tuple(Cell(str(row["runs"]), row["runs"]) for row in table), "seeds that the numbers are made of"
@@ -73,7 +80,7 @@ def columns(task: Task) -> list[Column]:
             "states and multipliers kept",
         ),
         *(_step_times(table) if task.timed else _epoch_times(table)),
-        Column("status", tuple(Cell(row["status"], row["status"]) for row in table)),
+        Column("status", tuple(Cell(row["status"], row["status"], bad=row["status"] != "finished") for row in table)),
     ]
     empty = {"gap to serial", "serial epoch, s", "parallel epoch, s", *TIMED}
     found = [c for c in found if c.title not in empty or any(cell.key is not None for cell in c.cells)]
@@ -86,7 +93,7 @@ def _step_times(table: Sequence[dict[str, Any]]) -> list[Column]:
     return [
         Column(
             step,
-            tuple(Cell(spread(row["step_ms"], row["step_ms_spread"], seconds), row["step_ms"]) for row in table),
+            tuple(Cell(_time(row["step_ms"], row["step_ms_spread"]), row["step_ms"]) for row in table),
             "measured: of a training step, on average over the schedule; median epochs, without evaluation",
         ),
         Column(
@@ -102,6 +109,12 @@ def _step_times(table: Sequence[dict[str, Any]]) -> list[Column]:
             "steps from a batch's forward pass to the use of what came back for it, in the stage that waits longest",
         ),
     ]
+
+
+def _time(mean: float | None, deviation: float | None) -> str:
+    """Both to the same digit."""
+    digits = 2 if mean is None or mean < 10 else 1 if mean < 100 else 0
+    return spread(mean, deviation, lambda value: DASH if value is None else f"{value:.{digits}f}")
 
 
 def _gain(row: dict[str, Any]) -> str:
@@ -152,6 +165,8 @@ def facts(task: Task) -> list[tuple[str, str, str]]:
         parallel = [group for group in ranked if not group.serial]
         if ranked[0].serial and parallel:
             found.append((measure(task, parallel[0]), "best in parallel", parallel[0].label))
+        if parallel:
+            found += _price(task, parallel[0])
     runs = [run for group in task.groups for run in group.runs]
     count = len(task.groups)
     finished = sum(run.finished for run in runs)
@@ -161,6 +176,18 @@ def facts(task: Task) -> list[tuple[str, str, str]]:
     )
     epochs = sorted({group.epochs for group in task.groups})
     found.append((_range(epochs), "epochs", f"{task.dataset} · {task.model}"))
+    return found
+
+
+def _price(task: Task, group: Group) -> list[tuple[str, str, str]]:
+    """What the best parallel configuration costs, and how fast it was where that can be told."""
+    found = []
+    row = next(row for row in rows(task) if row["label"] == group.label)
+    if row.get("speedup") is not None:
+        doubt = ", uncertain" if row["unsteady"] else ""
+        found.append((f"{_gain(row)} ×", f"its speed, measured{doubt}", f"{row['reference']} = 1"))
+    if row["auxiliary_bytes"] is not None:
+        found.append((memory(row["auxiliary_bytes"]), "its auxiliary memory", group.label))
     return found
 
 

@@ -1,0 +1,127 @@
+"""A table or figure of the paper, run again: the `reproduction.json` of `parlay reproduce`, as the page shows it.
+
+Its columns say of themselves what they are: measured here, projected, quoted from the paper, or a formula's. They are
+never mixed, and the page writes the kind above each.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from parlay.errors import InputError
+from parlay.report import pictures
+from parlay.report.load import shown
+from parlay.report.simulate import Times, of_stages
+from parlay.report.words import DASH, Cell, Column
+
+FILE = "reproduction.json"
+KINDS = {
+    "row": "",
+    "measured": "measured here",
+    "projected": "projected for K devices",
+    "quoted": "quoted from the paper",
+    "formula": "by the paper's formula",
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    source: str
+    """As a data URI: an SVG in an image runs no scripts and loads nothing."""
+    caption: str
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    name: str
+    title: str
+    status: str
+    labels: tuple[str, ...]
+    """What was shortened, in words."""
+    notes: tuple[str, ...]
+    """What a reader of its columns must know."""
+    columns: tuple[Column, ...]
+    kinds: tuple[str, ...]
+    """Of every column."""
+    rows: tuple[dict[str, Any], ...]
+    """Plain values by column, for a spreadsheet."""
+    ours: tuple[bool, ...]
+    """Rows that the paper does not have."""
+    pictures: tuple[Picture, ...]
+    times: dict[int, Times]
+    """Of the stages, by their number."""
+    command: str
+    folders: tuple[Path, ...]
+
+    @property
+    def named_columns(self) -> list[Column]:
+        """With their kinds in the titles, where there is no room above these."""
+        pairs = zip(self.columns, self.kinds, strict=True)
+        return [replace(column, title=f"{column.title} ({kind})" if kind else column.title) for column, kind in pairs]
+
+
+def read(path: Path) -> Reproduction:
+    file = path / FILE if path.is_dir() else path
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return _read(content, file.parent)
+    except OSError as error:
+        raise InputError(f"cannot read {shown(file)} ({error.strerror}): leave it out, or make it readable") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        word = shown(str(error.args[0])) if error.args else "value"
+        raise InputError(f"{shown(file)} is damaged ({word}): leave it out, or run parlay reproduce again") from None
+
+
+def _read(content: Any, folder: Path) -> Reproduction:
+    asked, rows = content["columns"], content["rows"]
+    columns = tuple(
+        Column(
+            str(one["title"]),
+            tuple(_cell(row.get(one["key"]), one.get("digits")) for row in rows),
+            str(one.get("note", "")),
+        )
+        for one in asked
+    )
+    serial = content.get("serial_ms")
+    stage_ms: dict[str, list[float]] = content.get("stage_ms") or {}
+    return Reproduction(
+        name=str(content["name"]),
+        title=str(content.get("title") or content["name"]),
+        status=str(content.get("status") or ""),
+        labels=tuple(map(str, content.get("labels") or ())),
+        notes=tuple(map(str, content.get("notes") or ())),
+        columns=columns,
+        kinds=tuple(KINDS.get(str(one.get("kind")), str(one.get("kind"))) for one in asked),
+        rows=tuple({str(one["key"]): row.get(one["key"]) for one in asked} for row in rows),
+        ours=tuple(bool(row.get("ours")) for row in rows),
+        pictures=tuple(_picture(folder, one) for one in content.get("figures") or () if _is_there(folder, one)),
+        times={int(k): of_stages(ms, float(serial) if serial else None) for k, ms in stage_ms.items() if ms},
+        command=str(content.get("command") or ""),
+        folders=tuple(dict.fromkeys(folder / str(name) for row in rows for name in row.get("folders") or ())),
+    )
+
+
+def _cell(value: Any, digits: int | None) -> Cell:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return Cell(DASH)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return Cell(str(value), str(value).lower())
+    if digits is None:  # losses need four, percents, speeds and GiB two
+        digits = 0 if isinstance(value, int) else 2 if abs(value) >= 0.5 or value == 0 else 4
+    return Cell(f"{value:.{int(digits)}f}", value)
+
+
+def _is_there(folder: Path, figure: Any) -> bool:
+    return (folder / Path(str(figure["file"])).name).is_file()
+
+
+def _picture(folder: Path, figure: Any) -> Picture:
+    path = folder / Path(str(figure["file"])).name
+    kind = {".svg": "image/svg+xml", ".png": "image/png"}.get(path.suffix.lower())
+    if kind is None:
+        raise ValueError(f"{path.name} is neither SVG nor PNG")
+    return Picture(pictures.uri(path.read_bytes(), kind), str(figure.get("caption", "")))

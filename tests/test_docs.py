@@ -1,0 +1,57 @@
+"""The documentation: its links lead somewhere, its flags exist, and its pictures are those that the code draws."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from parlay.recipe import Recipe, flag
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+    assert [link for link in links if not link.startswith("http") and not (page.parent / link).exists()] == []
+
+
+def test_every_page_is_in_the_readmes_list() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in PAGES[1:] if f"(docs/{page.name})" not in readme] == []
+
+
+@pytest.mark.parametrize("page", ["choosing.md", "negative.md", "idea.md"])
+def test_flags_that_are_recommended_exist(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    known = {flag(key.name) for key in fields(Recipe)} | {"seeds", "json"}
+    assert set(re.findall(r"--([a-z][a-z-]*)", text)) <= known
+
+
+def test_pictures_are_drawn_by_the_code(tmp_path: Path) -> None:
+    script = tmp_path / "docs" / "pictures.py"
+    script.parent.mkdir()
+    script.write_text((ROOT / "docs" / "pictures.py").read_text(encoding="utf-8"), encoding="utf-8")
+    subprocess.run([sys.executable, str(script)], check=True, capture_output=True)
+    drawn = sorted(path.name for path in (tmp_path / "docs" / "pictures").iterdir())
+    assert drawn == sorted(path.name for path in (ROOT / "docs" / "pictures").iterdir())
+    for name in drawn:
+        texts = [_texts(folder / "docs" / "pictures" / name) for folder in (tmp_path, ROOT)]
+        assert texts[0] == texts[1]
+        assert texts[0]
+
+
+def _texts(path: Path) -> list[str]:
+    """What a picture says; its paths differ between versions of matplotlib."""
+    content = path.read_text(encoding="utf-8")
+    assert "prefers-color-scheme: dark" in content
+    assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)', content))
+    return [text.strip() for text in ElementTree.fromstring(content).itertext() if text.strip()][1:]
