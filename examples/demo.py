@@ -24,7 +24,7 @@ METHODS = {
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--out", type=Path, default=Path("runs/demo"))
-    ask.add_argument("--epochs", type=int, default=20)
+    ask.add_argument("--epochs", type=int, default=15)
     given = ask.parse_args()
     shutil.rmtree(given.out, ignore_errors=True)
     began = time.monotonic()
