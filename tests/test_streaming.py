@@ -832,46 +832,6 @@ def test_wrong_options_of_generators_are_refused(options: dict[str, float]) -> N
 
 
 @everyone
-@pytest.mark.parametrize("cuts", [(1, 3), (2, 3), (3, 4), (2, 5)])
-def test_stages_without_parameters_train_with_the_others(method: Streaming, cuts: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Softsign(), nn.Linear(6, 3), nn.LogSoftmax(1))
-    before, data = problems.weights(model), images(20)
-    cut = parlay.partition(model, 3, data[0], by=cuts)
-    made = trainer(cut, method, loss=nn.NLLLoss(), schedule="parallel", batch_size=8, optimizer=sgd)
-    assert made.fit(data, epochs=4).status == "finished"
-    assert not torch.equal(problems.weights(model), before)
-
-
-@everyone
-@pytest.mark.parametrize("frozen", [0, 1, 2])
-def test_a_frozen_stage_keeps_its_weights_and_passes_the_signal_on(method: Streaming, frozen: int) -> None:
-    data, model = images(24), problems.dense()
-    cut = parlay.partition(model, 3, data[0])
-    cut.stages[frozen].requires_grad_(False)
-    before = [problems.weights(stage) for stage in cut.stages]
-    trainer(cut, method, batch_size=8, schedule="parallel", optimizer=sgd).fit(data, epochs=3)
-    same = [torch.equal(problems.weights(stage), old) for stage, old in zip(cut.stages, before, strict=True)]
-    assert same == [k == frozen for k in range(3)]
-
-
-@everyone
-def test_a_stage_that_begins_in_place_is_the_same_as_one_that_does_not(method: Streaming) -> None:
-    def network(inplace: bool) -> nn.Sequential:
-        torch.manual_seed(0)
-        layers = (nn.Linear(64, 6), nn.ReLU(inplace), nn.Linear(6, 6), nn.ReLU(inplace), nn.Linear(6, 3))
-        return nn.Sequential(nn.Flatten(), *layers)
-
-    def trained(inplace: bool) -> Tensor:
-        data, model = images(20), network(inplace)
-        cut = parlay.partition(model, 3, data[0], by=(2, 4))
-        trainer(cut, method, batch_size=8, schedule="parallel", optimizer=sgd).fit(data, epochs=3)
-        return problems.weights(model)
-
-    assert torch.equal(trained(True), trained(False))
-
-
-@everyone
 def test_sequences_of_tokens_train_as_images_do(method: Streaming) -> None:
     """States are generated from numbers, which tokens are not."""
 

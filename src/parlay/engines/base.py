@@ -195,6 +195,16 @@ def raise_if_not_finite(batch: Batch | Sequence[Batch | None], losses: list[floa
             raise Diverged(f"the loss of {whose} is {loss} in epoch {its.epoch}, step {its.step} (samples {ids})")
 
 
+def clip_gradients(gradients: list[Tensor], largest: float, norm: Tensor | None = None) -> None:
+    """Scale them down where their norm, or the given one that they are a part of, is above the largest."""
+    if not gradients:
+        return
+    norm = torch.nn.utils.get_total_norm(gradients) if norm is None else norm
+    scale = (largest / (norm + 1e-6)).clamp_max(1.0)
+    for gradient in gradients:
+        gradient.mul_(scale.to(gradient.device))
+
+
 def stage_tensors(parts: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
     """What the stages of any cut have kept, in one dictionary: the names are global."""
     return {name: value for part in parts if part.startswith("stage-") for name, value in parts[part].items()}

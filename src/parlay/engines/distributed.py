@@ -37,7 +37,7 @@ from parlay import faults
 from parlay.coupling import Coupling, Method, Pair, Streaming
 from parlay.coupling.streaming import Station
 from parlay.data.feed import Feed
-from parlay.engines.base import Batch, Engine, Totals, stage_tensors
+from parlay.engines.base import Batch, Engine, Totals, clip_gradients, stage_tensors
 from parlay.engines.chain import Chain
 from parlay.engines.exchange import LAG, Ahead, Exchange
 from parlay.engines.ledger import Ledger, Trained
@@ -317,11 +317,11 @@ class Distributed(Engine):
             return
         gradients = self.stage.gradients()
         norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros((), device=self.stage.device)
-        _scale(gradients, self.clip, self.world.summed(norm.square(), self.world.column()).sqrt())
+        clip_gradients(gradients, self.clip, self.world.summed(norm.square(), self.world.column()).sqrt())
 
     def _clip(self, gradients: list[Tensor]) -> None:
-        if self.clip is not None and gradients:
-            _scale(gradients, self.clip, torch.nn.utils.get_total_norm(gradients))
+        if self.clip is not None:
+            clip_gradients(gradients, self.clip)
 
     # States, evaluation
 
@@ -505,9 +505,3 @@ def _nothing(output: Any) -> Tensor:
     """The loss of no samples: zero, with a gradient."""
     parts = [output] if isinstance(output, Tensor) else list(output)
     return torch.stack([part.float().sum() * 0 for part in parts]).sum()
-
-
-def _scale(gradients: list[Tensor], clip: float, norm: Tensor) -> None:
-    scale = (clip / (norm + 1e-6)).clamp_max(1.0)
-    for gradient in gradients:
-        gradient.mul_(scale.to(gradient.device))

@@ -18,7 +18,7 @@ from parlay import faults
 from parlay.coupling import Coupling, Pair
 from parlay.coupling.streaming import Station, Streaming
 from parlay.data.feed import Feed
-from parlay.engines.base import Batch, Engine, Totals, raise_if_not_finite, stage_tensors
+from parlay.engines.base import Batch, Engine, Totals, clip_gradients, raise_if_not_finite, stage_tensors
 from parlay.engines.compiled import CompiledBlocks, compiled
 from parlay.engines.graphs import Graphed, Inputs
 from parlay.engines.lanes import Lanes
@@ -434,11 +434,8 @@ class InProcess(Engine):
             interface.close()
 
     def _clip(self, gradients: list[Tensor]) -> None:
-        if self.clip is not None and gradients:
-            norm = torch.nn.utils.get_total_norm(gradients)
-            scale = (self.clip / (norm + 1e-6)).clamp_max(1.0)
-            for gradient in gradients:
-                gradient.mul_(scale.to(gradient.device))
+        if self.clip is not None:
+            clip_gradients(gradients, self.clip)
 
 
 def _row(*columns: list[Tensor]) -> Tensor:
