@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import parlay
 import problems
-from parlay import AugmentedLagrangian, Coupling, Penalty
+from parlay import AugmentedLagrangian, Coupling, Penalty, models
 from parlay.engines.base import Totals
 from parlay.engines.graphs import Graphed
 from parlay.engines.in_process import InProcess, Joint
@@ -324,6 +324,28 @@ def test_recorded_steps_train_as_those_that_are_not(
     moved = relative(plain, problems.weights(problems.without_norm()))
     assert moved > 0.05
     assert relative(graphed, plain) < (1e-3 if precision == "float32" else 0.1) * moved
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(False, marks=cuda), pytest.param(True, marks=cuda)])
+@pytest.mark.parametrize("schedule", ["serial", "parallel"])
+@pytest.mark.parametrize("method", METHODS[:2], ids=lambda m: type(m).__name__)
+def test_epochs_of_recorded_steps_differ_from_their_eager_twin_by_less_than_bfloat16_rounds(
+    method: Coupling, schedule: str, compiled: bool
+) -> None:
+    torch.manual_seed(1)
+    data = torch.randn(1000, 3, 32, 32), torch.randint(0, 10, (1000,))
+
+    def trained(precision: str, **how: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = models.build("resnet20", (3, 32, 32), 10)
+        fused = {"optimizer": lambda weights: torch.optim.SGD(weights, lr=0.02, momentum=0.9, fused=True)}
+        options = {"method": method, "schedule": schedule, "device": "cuda", "precision": precision, "batch_size": 64}
+        fit(model, data, epochs=2, **options, **how, **fused)  # 16 steps each, the last one incomplete
+        return problems.weights(model)
+
+    eager = trained("bfloat16", capture=False, compile=False)
+    rounding = relative(eager, trained("float32", capture=False, compile=False))
+    assert relative(trained("bfloat16", capture=True, compile=compiled), eager) < rounding
 
 
 @pytest.mark.parametrize("ahead", [pytest.param(True, marks=cuda)])
