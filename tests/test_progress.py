@@ -76,8 +76,9 @@ def test_a_bar_runs_on_a_terminal_and_leaves_the_lines_of_the_epochs(monkeypatch
 
 
 def test_a_bar_that_never_began_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
     Bar().end()
+    assert terminal.getvalue() == ""
 
 
 def test_plain_lines_where_there_is_no_terminal() -> None:

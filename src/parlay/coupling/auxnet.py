@@ -21,8 +21,8 @@ parallel, seeds 1 and 2; "shifted" is with crops of one pixel, r = 2 with downsa
 - A stage cannot learn from inputs that have nothing to do with what it will be given, and g begins with nothing. So
   the gradient of a stage, and the target that it sends, weigh as much as the running correlation c of g and x. Without
   it, and with g learning x, both runs diverged.
-- g learns the updated state. When it learned x instead, which is what the whole network will feed the stage, accuracy
-  was 97.8 and 97.8 %, shifted 93.9 and 95.0 %, r = 2 92.5 and 81.1 %.
+- g learns the updated state. In the version before, when it learned x instead, which is what the whole network will
+  feed the stage, accuracy was 97.8 and 97.8 %, shifted 93.9 and 95.0 %, r = 2 92.5 and 81.1 %.
 - Targets are not cut to a trust region: unlike joint states of the penalty method they are never inputs.
 - What is sent upwards is c (2bλ − p) and 2bc of every sample: the stage before needs no more, and both have the same b.
 """

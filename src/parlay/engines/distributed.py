@@ -13,9 +13,10 @@ float32 the outputs are rounded before they cross: states come out as in one pro
 outputs themselves, s² and the recorded violation differ in the type's last digits.
 
 Whether to stop, and whether a loss is not finite, is agreed by a tiny reduction per step: posted when the loss is known
-and read before the update, which nobody makes then. That is a backward pass later, and costs nothing that could be
-measured. On GPUs, which must not be waited for, it is read up to LAG steps late, at the same step everywhere: a stage
-whose loss is not finite makes no update, the others may have made LAG more, which no checkpoint ever holds.
+and read before the update, which nobody makes then. That is a backward pass later: read two steps late instead, a step
+took 297 in place of 301 ms and 221 in place of 218 (two cores, ResNet-56 at 64 and ResNet-20 at 128). GPUs must not be
+waited for: there it is read up to LAG steps late, at the same step everywhere. A stage whose loss is not finite makes
+no update, the others may have made LAG more, which no checkpoint ever holds.
 
 The messages of a streaming method, whose states are not stored, are those of `relay.py`.
 
