@@ -19,13 +19,18 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch.distributed.pipelining", "parlay.trainer", "problems"])
 
 
-def together(ranks: int, work: Callable[..., Any], *given: Any, timeout: float = 60.0) -> list[Any]:
-    """What `work(*given)` returns in each of so many processes; all are ended after the timeout."""
+def together(
+    ranks: int, work: Callable[..., Any], *given: Any, timeout: float = 60.0, hosts: bool = False
+) -> list[Any]:
+    """What `work(*given)` returns in each of so many processes; all are ended after the timeout.
+
+    `hosts`: each poses as a host of its own, with all the GPUs of this one.
+    """
     port = _free_port()
     processes, ends = [], []
     for rank in range(ranks):
         here, there = SERVER.Pipe(duplex=False)
-        process = SERVER.Process(target=_rank, args=(there, rank, ranks, port, work, given), daemon=True)
+        process = SERVER.Process(target=_rank, args=(there, rank, ranks, port, hosts, work, given), daemon=True)
         process.start()
         there.close()
         processes.append(process)
@@ -53,12 +58,22 @@ def _answer(end: Connection, rank: int, until: float) -> Any:
     return answer
 
 
-def _rank(end: Connection, rank: int, ranks: int, port: int, work: Callable[..., Any], given: tuple[Any, ...]) -> None:
+def _rank(
+    end: Connection,
+    rank: int,
+    ranks: int,
+    port: int,
+    hosts: bool,
+    work: Callable[..., Any],
+    given: tuple[Any, ...],
+) -> None:
+    if hosts:
+        os.environ |= {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(0 if hosts else rank),
+        "LOCAL_WORLD_SIZE": str(1 if hosts else ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",

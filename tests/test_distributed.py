@@ -70,7 +70,7 @@ class Case:
         with one_thread():
             result = made.fit(data, problems.images(10, seed=2), epochs=self.epochs, resume=resume)
         rows = [{key: row[key] for key in row if "seconds" not in key} for row in result.records]
-        values = {name: value.clone() for name, value in result.model.state_dict().items()}
+        values = {name: value.cpu().clone() for name, value in result.model.state_dict().items()}
         return Ran(result.status, result.message, values, rows, result.summary)
 
 

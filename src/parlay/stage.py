@@ -161,6 +161,11 @@ class Stage:
         """Does a step of the optimiser take its learning rate from the device?"""
         return all(isinstance(group["lr"], Tensor) for group in self._groups())
 
+    def hold_by(self, flag: Tensor) -> None:
+        """While this number on the device is 1, steps of a fused optimiser change nothing."""
+        if self.optimizer is not None:
+            self.optimizer.found_inf = flag  # type: ignore[attr-defined]
+
     def tensors(self) -> dict[str, Tensor]:
         """Weights, buffers and optimiser state under the global names of the parameters: what a checkpoint keeps."""
         kept = {f"weights/{name}": value for name, value in self.module.state_dict().items()}

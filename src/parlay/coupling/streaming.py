@@ -204,20 +204,23 @@ class Station(ABC):
         self.apply()
         self.pending = 0
 
+    def parts(self) -> list[Stage]:
+        """All that is trained here."""
+        return [part for part in (self.stage, self.beside) if part is not None]
+
     def gradients(self) -> list[Tensor]:
-        return self.stage.gradients() + (self.beside.gradients() if self.beside is not None else [])
+        return [gradient for part in self.parts() for gradient in part.gradients()]
 
     def apply(self) -> None:
-        for part in (self.stage, self.beside):
-            if part is not None and part.gradients():  # of a station with two parts one may have had nothing to do
+        for part in self.parts():
+            if part.gradients():  # of a station with two parts one may have had nothing to do
                 part.apply()
 
     def forget(self) -> None:
         """Gradients are of no use any more."""
         self.pending = 0
-        for part in (self.stage, self.beside):
-            if part is not None:
-                part.forget_gradients()
+        for part in self.parts():
+            part.forget_gradients()
 
     def pass_through(self, x: Tensor, seed: int | None, instead: Mapping[str, Tensor] | None = None) -> Tensor:
         """Through the blocks; `instead`: other tensors in the place of weights and buffers, by their names."""

@@ -15,8 +15,8 @@ outputs themselves, s² and the recorded violation differ in the type's last dig
 Whether to stop, and whether a loss is not finite, is agreed by a tiny reduction per step: posted when the loss is known
 and read before the update, which nobody makes then. That is a backward pass later: read two steps late instead, a step
 took 297 in place of 301 ms and 221 in place of 218 (two cores, ResNet-56 at 64 and ResNet-20 at 128). GPUs must not be
-waited for: there it is read up to LAG steps late, at the same step everywhere. A stage whose loss is not finite makes
-no update, the others may have made LAG more, which no checkpoint ever holds.
+waited for: where each process has one, the flag that holds back all updates is reduced between the GPUs (guard.py), and
+the host reads up to LAG steps late, at the same step everywhere, what there is to say.
 
 The messages of a streaming method, whose states are not stored, are those of `relay.py`.
 
@@ -41,6 +41,7 @@ from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine, Totals, clip_gradients, stage_tensors
 from parlay.engines.chain import Chain
 from parlay.engines.exchange import LAG, Ahead, Exchange
+from parlay.engines.guard import Guard
 from parlay.engines.ledger import Ledger, Trained
 from parlay.engines.norms import JointNorms
 from parlay.engines.relay import Relay
@@ -105,6 +106,9 @@ class Distributed(Engine):
             assert station is not None
             self._relay = Relay(coupling, station, before, behind, feed, world, self.recorder)
         self._say = say
+        on_device = world.own_gpu and stage.can_be_recorded
+        trained = station.parts() if station is not None else [stage]
+        self._guard = Guard(stage.device if on_device else None, trained, world.agreed)
         self._norms = JointNorms(stage.module, world) if world.replicas > 1 else None
         # gloo carries a pipeline for CPUs only
         self._pipelined = pipelined and (stage.device.type == "cpu" or world.own_gpu)
@@ -135,13 +139,11 @@ class Distributed(Engine):
         pair = ahead.own.float() if ahead.own is not None else None
         state = pair.of(share.turn).state.detach().requires_grad_() if pair is not None else NOTHING
         loss, sent = self._local_loss(share, ahead, state, beta)
-        self._unread.append((batch, loss.detach()))
-        self._read_losses(keep=1 if loss.is_cuda else 0)
+        self._note(batch, loss.detach())
         if loss.requires_grad:  # not where a first stage has nothing to train
             with self.recorder.span("backward", self._step):
                 loss.backward()  # type: ignore[no-untyped-call]
-        if not loss.is_cuda:
-            self._ledger.read(0)
+        self._hold()
         with self.recorder.span("update", self._step):
             self._sum_gradients(share)
             if not self._ledger.spoiled:
@@ -161,10 +163,8 @@ class Distributed(Engine):
         self.recorder.on = batch is not None and batch.step < self._timeline
         self.stage.module.train()
         trained, loss = relay.step(batch, self._step)
-        self._unread.append((trained, loss))
-        self._read_losses(keep=1 if loss.is_cuda else 0)
-        if not loss.is_cuda:
-            self._ledger.read(0)
+        self._note(trained, loss)
+        self._hold()
         with self.recorder.span("update", self._step):
             if not self._ledger.spoiled:
                 relay.update(self._clip)
@@ -227,6 +227,20 @@ class Distributed(Engine):
         flat = self.world.summed(torch.cat([grad.reshape(-1) for grad in grads]), self.world.peers())
         for w, whole in zip(weights, torch.split(flat, [w.numel() for w in weights]), strict=True):
             w.grad = torch.empty_like(w).copy_(whole.view(w.shape))
+
+    def _note(self, trained: Trained, loss: Tensor) -> None:
+        """The loss of this step is known: all processes are to hear whether it is finite."""
+        self._unread.append((trained, loss))
+        if self._guard.on_device:
+            self._guard.seen(loss)
+            self._guard.look()
+        self._read_losses(keep=1 if self._guard.on_device else 0)
+
+    def _hold(self) -> None:
+        """What comes next is done only where the losses of all processes are finite."""
+        self._guard.hold()
+        if not self._guard.on_device:
+            self._ledger.read(0)
 
     def _read_losses(self, keep: int) -> None:
         """A GPU is asked for the loss of the step before: this one's it has not computed yet."""

@@ -6,7 +6,6 @@ everywhere else, and for last incomplete batches, the same function runs as it i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, final
@@ -21,6 +20,7 @@ from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine, Totals, clip_gradients, raise_if_not_finite, stage_tensors
 from parlay.engines.compiled import CompiledBlocks, compiled
 from parlay.engines.graphs import Graphed, Inputs
+from parlay.engines.guard import Guard
 from parlay.engines.lanes import Lanes
 from parlay.engines.probe import Gradients, cosines
 from parlay.engines.stream import Stream
@@ -31,7 +31,9 @@ from parlay.stores import DeviceStore
 from parlay.stores.window import Window
 
 NOTHING = torch.empty(0)
-LOOK_EVERY = 32  # steps between two looks at the losses on a GPU, which wait for it; on the CPU every step is looked at
+LOOK_EVERY = (
+    32  # recorded steps between two looks at their losses, which wait for the GPU; others are looked at at once
+)
 
 
 class Joint(NamedTuple):
@@ -84,7 +86,6 @@ class InProcess(Engine):
         self.clip = clip
         self.totals = Totals()
         self._seen: list[tuple[Batch | list[Batch | None], Tensor, int]] = []
-        self._on_cpu = all(stage.device.type == "cpu" for stage in stages)
         self._captured = capture
         self._unproven = compile
         self._say = say
@@ -113,10 +114,13 @@ class InProcess(Engine):
 
             self._parallel = Graphed(self._parallel_step, full, device, self._forget, say, self._through_windows)
             self._serial = Graphed(self._serial_step, full, device, self._forget, say)
+        networks = [part for station in stations or [] for part in station.parts()] or stages
+        self._guard = Guard(device if capture else None, networks)
         self._stream: Stream | None = None
         if isinstance(coupling, Streaming):
             recorded = capture and coupling.recordable
-            self._stream = Stream(coupling, stations or [], feed, self._lanes, self._clip, recorded=recorded)
+            common = coupling, stations or [], feed, self._lanes, self._guard, self._clip
+            self._stream = Stream(*common, recorded=recorded)
             self._streaming: Callable[[Inputs], Tensor] = self._stream.step
             if recorded:  # only steady steps come there, and all of them are alike
                 self._streaming = Graphed(self._stream.step, _always, device, self._forget, say)
@@ -180,7 +184,7 @@ class InProcess(Engine):
 
     def _see(self, batch: Batch | list[Batch | None], row: Tensor, losses: int) -> None:
         self._seen.append((batch, row, losses))
-        if len(self._seen) >= (1 if self._on_cpu else LOOK_EVERY):
+        if len(self._seen) >= (LOOK_EVERY if self._captured else 1):
             self.drain()
 
     def _prove_compiled(self, batch: Batch) -> None:
@@ -249,14 +253,15 @@ class InProcess(Engine):
             losses, outputs, adjoints = [], [], []
             for k in range(count):
                 with lanes.lane(k):
-                    x, loss, p = self._local_gradient(k, ids, turns[k], pairs, beta, quick)
+                    x, loss, p = self._local_gradient(k, ids, turns[k], pairs, beta, quick, self._guard.seen)
                 losses.append(loss)
                 outputs.append(x)
                 adjoints.append(p)
-            if self._on_cpu and not all(math.isfinite(float(loss)) for loss in losses):
+            if not self._guard.look():
                 return _row(losses)  # before any update; `drain` names the stage
             for k, stage in enumerate(self.stages):
                 with lanes.lane(k):
+                    self._guard.hold()
                     self._clip(stage.gradients())
                     stage.set_rate(inputs["rate"])
                     stage.apply()
@@ -271,9 +276,19 @@ class InProcess(Engine):
         return _row(losses, violations)
 
     def _local_gradient(
-        self, k: int, ids: Tensor, turn: Tensor | None, pairs: list[Pair], beta: Tensor, quick: bool
+        self,
+        k: int,
+        ids: Tensor,
+        turn: Tensor | None,
+        pairs: list[Pair],
+        beta: Tensor,
+        quick: bool,
+        seen: Callable[[Tensor], None] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Stage k on its own problem: its output, its loss, and the adjoint of its state; the ends lack one of them."""
+        """Stage k on its own problem: its output, its loss, and the adjoint of its state; the ends lack one of them.
+
+        `seen` is told the loss before the way back.
+        """
         if turn is not None:
             ids = ids[turn.to(ids.device)]
         if len(ids) == 0:  # a last batch of one sample, in which another stage has its turn
@@ -290,6 +305,8 @@ class InProcess(Engine):
         else:
             loss = (self._quick_joints if quick else self._joints)[k].local_loss(x, pairs[k].of(turn), beta)
         loss = faults.spoil(k, loss)
+        if seen is not None:
+            seen(loss)
         if loss.requires_grad:  # not where a first stage has nothing to train
             loss.backward()  # type: ignore[no-untyped-call]
         p = state.grad * len(ids) if state.grad is not None else NOTHING  # the loss is a mean, the adjoint per sample
@@ -300,8 +317,10 @@ class InProcess(Engine):
         for k in range(len(self.stages)):
             x = self._forward(k, x, quick)
         loss = faults.spoil(len(self.stages) - 1, self.loss(in_float32(x), targets))
-        loss.backward()  # type: ignore[no-untyped-call]
-        if not self._on_cpu or math.isfinite(float(loss.detach())):
+        self._guard.seen(loss)
+        if self._guard.look():
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._guard.hold()
             self._clip([g for stage in self.stages for g in stage.gradients()])
             for stage in self.stages:
                 stage.set_rate(inputs["rate"])

@@ -6,7 +6,6 @@ trained on in that step, which entered some steps before.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, final
 
@@ -18,6 +17,7 @@ from parlay.coupling.streaming import Clip, Sent, Station, Streaming, Visit
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch
 from parlay.engines.graphs import Inputs
+from parlay.engines.guard import Guard
 from parlay.engines.lanes import Lanes
 
 OTHER_NETWORKS = "the checkpoint has no such networks beside these stages: they begin anew"
@@ -139,10 +139,19 @@ class Stream:
     """The stations of all stages, side by side, and what is on its way between them."""
 
     def __init__(
-        self, method: Streaming, stations: list[Station], feed: Feed, lanes: Lanes, clip: Clip, *, recorded: bool
+        self,
+        method: Streaming,
+        stations: list[Station],
+        feed: Feed,
+        lanes: Lanes,
+        guard: Guard,
+        clip: Clip,
+        *,
+        recorded: bool,
     ) -> None:
         """`recorded`: steps become CUDA graphs."""
-        self.method, self.stations, self.feed, self.lanes, self.clip = method, stations, feed, lanes, clip
+        self.method, self.stations, self.feed = method, stations, feed
+        self.lanes, self.guard, self.clip = lanes, guard, clip
         self.recorded = recorded
         count = len(stations)
         self.way = Way([method.lag(k, count) for k in range(count)], method.upwards)
@@ -153,7 +162,6 @@ class Stream:
         """To every stage from the one after; the last has none."""
         self.rates = [1.0] * count
         self._stops: list[Stop] = []
-        self._on_cpu = all(station.stage.device.type == "cpu" for station in stations)
 
     @property
     def empty(self) -> bool:
@@ -207,10 +215,12 @@ class Stream:
                     loss = sent[k].loss
                     loss = loss if loss is not None else torch.zeros((), device=station.stage.device)
                     losses.append(faults.spoil(k, loss))
-            if self._on_cpu and not all(math.isfinite(float(loss)) for loss in losses):
+                    self.guard.seen(losses[k])
+            if not self.guard.look():
                 return _row(losses)  # before any update; the engine names the stage
             for k, station in enumerate(self.stations):
                 with lanes.lane(k):
+                    self.guard.hold()
                     if sent[k].trained:
                         station.update(self.clip)
         for k in range(count - 1):

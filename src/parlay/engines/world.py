@@ -95,6 +95,7 @@ class World(Crew):
             everybody = list(range(self.size))
             self.pulse = self._group(everybody, POSTED * patience, "gloo")
             self._control = self._group(everybody, LONG * patience, "gloo")
+            self._flags = self._group(everybody, POSTED * patience, "nccl") if self.own_gpu else None
 
     def _group(self, ranks: list[int], timeout: timedelta, backend: str) -> Any:
         group = dist.new_group(ranks, timeout=timeout, backend=backend)
@@ -164,6 +165,11 @@ class World(Crew):
             else:
                 self.finish(work)
         return tensor
+
+    def agreed(self, flag: Tensor) -> Any:
+        """Begin to make a number on the GPU the greatest that any process has."""
+        with self.naming_the_lost():
+            return dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._flags, async_op=True)
 
     def finish(self, work: Any, times: int = 1) -> None:
         """Wait for something that gloo does: in slices, so that signals are handled."""
