@@ -7,10 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import beside
 from matplotlib.figure import Figure
 from record import BENCHES
 
 HERE = Path(__file__).parent
+TESTS = "tests.txt"
+NOT_YET = "Not recorded yet."
 Bench = dict[str, Any]
 PROFILE = """\
 ResNet-110, batch 128, K = {stages} (cuts {cuts}), {steps} steps under torch.profiler: {kernels:.0f} kernels a step,
@@ -31,10 +34,11 @@ the dearest part."""
 def main() -> None:
     found = {name: json.loads((HERE / f"{name}.json").read_text()) for name in BENCHES if recorded(name)}
     profile = json.loads((HERE / "profile-k6.json").read_text())
-    about = profile["environment"]
+    other = {name: json.loads((HERE / f"{name}.json").read_text()) for name in beside.PARTS if recorded(name)}
     parts = {
-        "gpu": about["devices"][0],
-        "environment": ", ".join(f"{name} {about[name.lower()]}" for name in ("torch", "CUDA", "Python", "Parlay")),
+        "gpu": profile["environment"]["devices"][0],
+        "environment": environments([profile, *found.values(), *other.values()]),
+        "pays": "\n".join(map(pays, found.values())),
         "speeds": table(
             found, lambda row: f"{row['speedup']:.2f} [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
         ),
@@ -42,6 +46,8 @@ def main() -> None:
             found, lambda row: f"{row['step_ms']:.2f} [{row['step_ms_low']:.2f}, {row['step_ms_high']:.2f}]"
         ),
         "profile": profiled(profile),
+        **{name: make(other[name]) if name in other else NOT_YET for name, make in beside.PARTS.items()},
+        "tests": beside.tests((HERE / TESTS).read_text()) if (HERE / TESTS).exists() else NOT_YET,
         "commands": "\n".join(f"    {bench['command']}" for bench in found.values()),
         "missing": missing(found),
     }
@@ -59,6 +65,28 @@ def recorded(name: str) -> bool:
 def title(bench: Bench) -> str:
     row = bench["rows"][0]
     return f"{row['model']}, batch {row['batch_size']}"
+
+
+def environments(records: list[Bench]) -> str:
+    """All there are: records of several versions say so."""
+    names = ("torch", "CUDA", "Python", "Parlay")
+    told = [", ".join(f"{name} {record['environment'][name.lower()]}" for name in names) for record in records]
+    return "; ".join(dict.fromkeys(told))
+
+
+def pays(bench: Bench) -> str:
+    """The best number of stages, and whether it is worth it."""
+    serial = min((row for row in bench["rows"] if row["stages"] == 1), key=lambda row: row["step_ms"])
+    ours = [row for row in bench["rows"] if row["system"].startswith("layer-parallel")]
+    best = max(ours, key=lambda row: row["speedup"])
+    slower = [f"K = {row['stages']}" for row in ours if row["system"] == best["system"] and row["speedup"] < 1]
+    word = "slower: train serially" if best["speedup"] < 1 else "faster"
+    told = (
+        f"- **{title(bench)}: {word}.** Best is `{best['system']}` at K = {best['stages']}: "
+        f"{best['speedup']:.2f} [{best['speedup_low']:.2f}, {best['speedup_high']:.2f}] times the fastest serial step "
+        f"(`{serial['system']}`, {serial['step_ms']:.2f} ms)."
+    )
+    return told + (f" Slower at {', '.join(slower)}." if slower and word == "faster" else "")
 
 
 def table(found: dict[str, Bench], cell: Any) -> str:
@@ -94,12 +122,13 @@ def profiled(profile: Bench) -> str:
 
 def missing(found: dict[str, Bench]) -> str:
     left = [name for name in BENCHES if name not in found]
-    left += [f"{name}.json" for name in ("stores", "shares") if not recorded(name)]
+    left += [f"{name}.json" for name in beside.PARTS if not recorded(name)]
+    left += [TESTS] * (not (HERE / TESTS).exists())
     return ", ".join(left) + "." if left else "Nothing."
 
 
 def draw(found: dict[str, Bench]) -> Figure:
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for bench in found.values():
         rows = [row for row in bench["rows"] if row["system"] == "layer-parallel"]
@@ -110,7 +139,7 @@ def draw(found: dict[str, Bench]) -> Figure:
         axes.fill_between([r["stages"] for r in rows], low, high, color=line[0].get_color(), alpha=0.2)
     axes.axhline(1, color="0.6", linewidth=0.8)
     axes.set(xlabel="stages K, side by side on one GPU", ylabel="times the fastest serial step", ylim=(0, None))
-    axes.legend(frameon=False)
+    figure.legend(loc="outside right center", frameon=False)
     axes.grid(linewidth=0.4)
     return figure
 

@@ -3,12 +3,15 @@
 python results/resnet20/page.py
 """
 
+import sys
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from run import COMMON, RUNS
 
 from parlay import report
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import scores
 
 HERE = Path(__file__).parent
 ROWS = {
@@ -47,53 +50,23 @@ COLOURS = {False: "#4c6ef5", True: "#e8590c"}
 
 
 def main() -> None:
-    folders = {name: sorted((HERE / "runs").glob(f"{name}-s[0-9]*")) for name in ROWS}
-    folders = {name: [run for run in runs if _seed(run) in RUNS[name][1]] for name, runs in folders.items()}
-    found = {name: [row for folder in runs for row in report.table([folder])] for name, runs in folders.items() if runs}
+    found = scores.read({name: RUNS[name] for name in ROWS}, HERE / "runs")
     (HERE / "README.md").write_text((HERE / "text.md").read_text().replace("{table}", table(found)))
-    scores = {name: [r["test_accuracy"] for r in rows if r["status"] == "finished"] for name, rows in found.items()}
-    draw(scores).savefig(HERE / "accuracy.png", dpi=150)
-    every = [folder for runs in folders.values() for folder in runs]
+    drawn = [(ROWS[name][0], COLOURS[ROWS[name][1]], row) for name, row in found.items()]
+    title = "blue: no augmentation, but for the first epoch where it is said; orange: in all serial epochs"
+    scores.draw(drawn, (67, 93), title).savefig(HERE / "accuracy.png", dpi=150)
+    every = [folder for row in found.values() for folder in row.folders]
     report.write(every, HERE / "report.html", "ResNet-20 on CIFAR-10: the paper's methods at K = 3")
 
 
-def _seed(folder: Path) -> int:
-    return int(folder.name.rpartition("-s")[2])
-
-
-def table(found: dict[str, list[dict[str, object]]]) -> str:
+def table(found: dict[str, scores.Row]) -> str:
     lines = ["| | test % | seeds | mean | states and multipliers | flags |", "|---|---|---|---|---|---|"]
-    for name, rows in found.items():
-        ended = [float(str(row["test_accuracy"])) if row["status"] == "finished" else None for row in rows]
-        scores = [score for score in ended if score is not None]
-        memory = float(str(rows[0]["auxiliary_bytes"])) / 2**30
+    for name, row in found.items():
+        memory = max((run.auxiliary_bytes or 0 for run in row.there), default=0) / 2**30
         kept = f"{memory:.2f} GiB" if memory else "–"
-        seeds = ", ".join(map(str, RUNS[name][1]))
-        each = ", ".join(f"{score:.2f}" if score is not None else "diverged" for score in ended)
-        mean = f"{sum(scores) / len(scores):.2f}" if len(scores) == len(ended) else "–"
-        lines.append(f"| {ROWS[name][0]} | {each} | {seeds} | {mean} | {kept} | `{RUNS[name][0]}` |")
+        mean = scores.number(row.mean)
+        lines.append(f"| {ROWS[name][0]} | {row.each} | {row.seeds} | {mean} | {kept} | `{row.flags}` |")
     return "\n".join([*lines, "", f"Common to all: `parlay train {COMMON}`."])
-
-
-def draw(scores: dict[str, list[float]]) -> Figure:
-    """Every seed a dot, every mean a bar mark; accuracy does not start at zero, so no bars."""
-    figure = Figure(figsize=(8, 0.3 * len(scores) + 1.2), layout="constrained")
-    axes = figure.add_subplot()
-    for y, (name, values) in enumerate(reversed(scores.items())):
-        colour, mean = COLOURS[ROWS[name][1]], sum(values) / len(values)
-        axes.plot(values, [y] * len(values), "o", color=colour, markersize=6, alpha=0.75)
-        axes.plot([mean], [y], "|", color="black", markersize=13)
-        axes.text(max(values) + 0.45, y, f"{mean:.1f}", va="center", fontsize=9)
-    axes.set_yticks(range(len(scores)), [ROWS[name][0] for name in reversed(scores)], fontsize=9)
-    axes.set(xlim=(67, 93), xlabel="test accuracy, % (dots: seeds, marks: means)")
-    title = "blue: no augmentation, but for the first epoch where it is said; orange: in all serial epochs"
-    figure.suptitle(title, fontsize=9)
-    axes.grid(axis="x", linewidth=0.4)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    return figure
 
 
 if __name__ == "__main__":

@@ -6,19 +6,16 @@ Every run is one `parlay train` with the flags below, in a process of its own; s
 helps), so their seconds are no timings. A run folder that holds a summary is not run again.
 """
 
-import argparse
-import os
-import shlex
-import subprocess
 import sys
-import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from runner import Rows, main
 
 COMMON = (
     "--dataset cifar10 --model resnet20 --stages 3 --epochs 30 --batch-size 128 "
     "--store-dtype bfloat16 --checkpoint-every 0"
 )
-Rows = dict[str, tuple[str, tuple[int, ...]]]
 
 ALONE = "--schedule parallel --augment none"
 HYBRID = "--schedule alternate:4:1"
@@ -59,45 +56,6 @@ RUNS: Rows = {
     "al-beta-2": (f"--method al {ALONE} --beta 2", (4, 5)),
     "al-beta-4": (f"--method al {ALONE} --beta 4", (4, 5)),
 }
-
-
-def main(common: str, table: Rows, text: str | None, out: Path) -> None:
-    ask = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--data-dir", default="data")
-    ask.add_argument("--out", type=Path, default=out)
-    ask.add_argument("--at-once", type=int, default=4)
-    ask.add_argument("--seconds", type=float, default=float("inf"), help="stop what is still running after so long")
-    ask.add_argument("--only", nargs="*", default=list(table), help="rows to run, or rows-sSEED")
-    ask.add_argument("--more", default="", help="flags for all runs, such as `--compile on`")
-    given = ask.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    every = [
-        (name, f"{name}-s{seed}", f"{flags} --seed {seed}") for name, (flags, seeds) in table.items() for seed in seeds
-    ]
-    waiting = [(run, flags) for name, run, flags in every if name in given.only or run in given.only]
-    waiting = [(name, flags) for name, flags in waiting if not (given.out / name / "summary.json").exists()]
-    began, running = time.monotonic(), {}
-    while (waiting or running) and time.monotonic() - began < given.seconds:
-        while waiting and len(running) < given.at_once:
-            name, flags = waiting.pop(0)
-            words = f"{common} {flags} {given.more} --data-dir {shlex.quote(given.data_dir)}"
-            running[name] = start(name, words, given.out)
-        for name in [name for name, process in running.items() if process.poll() is not None]:
-            code = running.pop(name).returncode
-            last = (given.out / f"{name}.log").read_text().strip().splitlines()[-1]
-            print(f"{time.monotonic() - began:6.0f} s  {name:<28} exit {code}  {last}", flush=True)
-        time.sleep(0.5)
-    for name, process in running.items():
-        process.terminate()
-        print(f"stopped: {name}", flush=True)
-    for process in running.values():
-        process.wait()
-
-
-def start(name: str, flags: str, out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "parlay.cli", "train", *shlex.split(flags), "--out", str(out / name)]
-    with (out / f"{name}.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 if __name__ == "__main__":

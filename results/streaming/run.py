@@ -9,16 +9,16 @@ helps), so their seconds are no timings. A run folder that holds a summary is no
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "resnet20"))
-from run import main as run_all  # the same runner, with other rows
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from runner import Rows, main
 
 COMMON = (
     "--dataset cifar10 --epochs 30 --batch-size 128 --augment random --schedule parallel "
     "--store-dtype bfloat16 --checkpoint-every 0"
 )
 R20, R110 = "--model resnet20", "--model resnet110"
-RUNS = {
-    # name: (flags, seeds), the most telling first
+RUNS: Rows = {
+    # name: (flags, seeds), the most telling first; what is called try-* stands in a table of its own
     "serial": (f"{R20} --method serial", (0, 1, 2)),
     "replay-k3": (f"{R20} --method replay --stages 3", (0, 1, 2)),
     "replay-k6": (f"{R20} --method replay --stages 6", (0, 1, 2)),
@@ -36,4 +36,4 @@ RUNS = {
 }
 
 if __name__ == "__main__":
-    run_all(COMMON, RUNS, __doc__, Path("runs/streaming"))
+    main(COMMON, RUNS, __doc__, Path("runs/streaming"))
