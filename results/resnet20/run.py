@@ -20,17 +20,18 @@ COMMON = (
 ALONE = "--schedule parallel --augment none"
 HYBRID = "--schedule alternate:4:1"
 DECAY = "--weight-decay 1e-3"
+DS = "--downsample 2 --detail 1"
 RUNS: Rows = {
     # name: (flags, seeds), the most telling first
     "serial-no-da": ("--method serial --augment none", (0, 1)),
     "serial-da": ("--method serial --augment random", (0, 1)),
     "al": (f"--method al {ALONE}", (0, 1, 2, 3, 4, 5)),
-    "al-r2": (f"--method al {ALONE} --downsample 2", (0, 1, 2, 3)),
+    "al-r2": (f"--method al {ALONE} {DS}", (0, 1, 2, 3)),
     "al-alternate": (f"--method al {HYBRID}", (0, 1)),
-    "al-r2-alternate": (f"--method al {HYBRID} --downsample 2", (0, 1)),
+    "al-r2-alternate": (f"--method al {HYBRID} {DS}", (0, 1)),
     "penalty": (f"--method penalty {ALONE}", (0, 1)),
     "penalty-alternate": (f"--method penalty {HYBRID}", (0, 1)),
-    "penalty-r2": (f"--method penalty {ALONE} --downsample 2", (0,)),
+    "penalty-r2": (f"--method penalty {ALONE} {DS}", (0,)),
     "al-r2-detail-0": ("--method al --schedule parallel --downsample 2 --detail 0", (0, 1)),
     "al-r2-alternate-detail-0": (f"--method al {HYBRID} --downsample 2 --detail 0", (0, 1)),
     "penalty-r2-detail-0": ("--method penalty --schedule parallel --downsample 2 --detail 0", (0,)),
@@ -38,15 +39,19 @@ RUNS: Rows = {
         "--method penalty --order joint --beta 100 --trust 0.3 --state-step 0.4 --clip 1 --schedule parallel",
         (0,),
     ),
-    "al-wd-1e-3": (f"--method al {ALONE} {DECAY}", (0, 1, 4, 5)),
-    "al-r2-wd-1e-3": (f"--method al {ALONE} --downsample 2 {DECAY}", (0, 1, 2, 3)),
-    "al-alternate-wd-1e-3": (f"--method al {HYBRID} {DECAY}", (0,)),
-    "al-r2-alternate-wd-1e-3": (f"--method al {HYBRID} --downsample 2 {DECAY}", (0,)),
+    "serial-no-da-wd-1e-3": (f"--method serial --augment none {DECAY}", (0,)),
+    "al-wd-1e-3": (f"--method al {ALONE} {DECAY}", (0, 1, 2, 3, 4, 5)),
+    "al-r2-wd-1e-3": (f"--method al {ALONE} {DS} {DECAY}", (0, 1, 2, 3, 4, 5)),
+    "al-r2-wd-1e-3-detail-0.3": (f"--method al {ALONE} --downsample 2 {DECAY} --detail 0.3", (0, 1, 2, 3, 4, 5)),
+    "al-r2-wd-1e-3-detail-0.1": (f"--method al {ALONE} --downsample 2 {DECAY} --detail 0.1", (4, 5)),
+    "al-alternate-wd-1e-3": (f"--method al {HYBRID} {DECAY}", (0, 1)),
+    "al-r2-alternate-wd-1e-3": (f"--method al {HYBRID} {DS} {DECAY}", (0, 1)),
+    "al-r2-alternate-wd-1e-3-detail-0.3": (f"--method al {HYBRID} --downsample 2 {DECAY} --detail 0.3", (0, 1)),
     "serial-no-da-lr-0.2": ("--method serial --augment none --lr 0.2", (0,)),
     "al-lr-0.2": (f"--method al {ALONE} --lr 0.2", (0, 1, 2, 3, 4, 5)),
-    "al-r2-lr-0.2": (f"--method al {ALONE} --downsample 2 --lr 0.2", (0, 1)),
+    "al-r2-lr-0.2": (f"--method al {ALONE} {DS} --lr 0.2", (0, 1)),
     "al-alternate-lr-0.2": (f"--method al {HYBRID} --lr 0.2", (0, 1)),
-    "al-r2-alternate-lr-0.2": (f"--method al {HYBRID} --downsample 2 --lr 0.2", (0,)),
+    "al-r2-alternate-lr-0.2": (f"--method al {HYBRID} {DS} --lr 0.2", (0,)),
     "al-shrink-1.2": (f"--method al {ALONE} --shrink 1.2", (2,)),
     "al-shrink-1.5-clip-1": (f"--method al {ALONE} --shrink 1.5 --clip 1", (2,)),
     # what else might bring AL alone nearer to serial training

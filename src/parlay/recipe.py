@@ -80,7 +80,7 @@ class Recipe:
     shrink: float | None = option(None, "factor on an adjoint that crosses an interface", form="F")
     detail: float | None = option(
         None,
-        "weight of what downsampling leaves out; 1 is the paper's, the default from 8 x 8 kept pixels on",
+        "weight of what downsampling leaves out; 1 is the paper's, 0.3 the default from 8 x 8 kept pixels on",
         form="W",
     )
     order: str | None = option(None, "who uses a state when (penalty)", ("red-black", "joint"))
