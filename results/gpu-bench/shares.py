@@ -10,11 +10,13 @@ neighbour: the slowest process sets the pace, and its time per step is told. Aga
 compiled, alone on one share. The bandwidth of the GPU's memory is not divided by MPS: the serial process has all of it.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from parlay.run import set_up
 
 HERE = Path(__file__).parent
 STEPS, ROUNDS = 40, 5
+PATIENCE = 300  # seconds
 COMMON = Recipe(
     dataset="cifar10", model="resnet110", schedule="parallel", store_dtype="bfloat16", device="cuda", compile="on"
 )
@@ -46,27 +49,72 @@ class Mailbox:
     """States and multipliers of the interface behind."""
 
 
+@dataclass(frozen=True)
+class Group:
+    """The processes of one row: those of all rows get ready at once, and are timed one row after the other."""
+
+    row: dict[str, Any]
+    processes: list[Any]
+    go: Any
+    ready: Any
+    found: Any
+    kept: tuple[Any, ...]
+    """Locks and queues of the processes: without a name here they would be gone before a process has begun."""
+
+    @classmethod
+    def started(cls, row: dict[str, Any], recipe: Recipe) -> Group:
+        context = mp.get_context("spawn")
+        barrier, go = context.Barrier(recipe.stages), context.Event()
+        mail = [context.Queue() for _ in range(recipe.stages)]
+        ready, found = context.Queue(), context.Queue()
+        os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{row['share']:g}"
+        processes = [
+            context.Process(target=work, args=(recipe, k, mail, barrier, go, ready, found), daemon=True)
+            for k in range(recipe.stages)
+        ]
+        for process in processes:
+            process.start()
+        del os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+        return cls(row, processes, go, ready, found, (barrier, *mail))
+
+    def wait(self) -> None:
+        for _ in self.processes:
+            self.ready.get(timeout=PATIENCE)
+
+    def timed(self) -> dict[str, Any]:
+        """Medians over the rounds of every stage, and of the slowest in each round."""
+        self.go.set()
+        times = dict(self.found.get(timeout=PATIENCE) for _ in self.processes)
+        for process in self.processes:
+            process.join()
+        slowest = [max(rounds) for rounds in zip(*times.values(), strict=True)]
+        stages = [statistics.median(times[k]) for k in sorted(times)]
+        return {**self.row, "step_ms": statistics.median(slowest), "stage_ms": stages, "rounds_ms": slowest}
+
+
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--stages", type=int, nargs="*", default=[2, 3, 4])
     ask.add_argument("--out", type=Path, default=HERE)
     given = ask.parse_args()
-    rows = []
+    cuts, about = in_a_process(looked_up, given.stages)
+    groups = []
     for stages in given.stages:
         share = 100 / stages
-        serial = measured([Recipe(**{**vars(COMMON), "stages": 1, "partition": "even", "schedule": "serial"})], share)
-        rows.append({"stages": stages, "partition": "serial", "share": share, **serial})
+        serial = replace(COMMON, stages=1, partition="even", schedule="serial")
+        groups.append(Group.started({"stages": stages, "partition": "serial", "share": share}, serial))
         for partition in ("even", "cost"):
-            recipe = Recipe(**{**vars(COMMON), "stages": stages, "partition": partition})
-            cuts = ",".join(map(str, in_a_process(cut, recipe)))  # the same in all processes
-            parallel = measured([Recipe(**{**vars(recipe), "partition": cuts})] * stages, share)
-            ratio = serial["step_ms"] / parallel["step_ms"]
-            rows.append(
-                {"stages": stages, "partition": partition, "share": share, "cuts": cuts, **parallel, "speedup": ratio}
-            )
-        for row in rows[-3:]:
-            print({key: row[key] for key in row if key != "rounds_ms"}, flush=True)
-    about = in_a_process(environment)
+            places = ",".join(map(str, cuts[stages, partition]))
+            row = {"stages": stages, "partition": partition, "share": share, "cuts": places}
+            groups.append(Group.started(row, replace(COMMON, stages=stages, partition=places)))
+    for group in groups:
+        group.wait()
+    rows = [group.timed() for group in groups]
+    serial_ms = {row["stages"]: row["step_ms"] for row in rows if row["partition"] == "serial"}
+    for row in rows:
+        if row["partition"] != "serial":
+            row["speedup"] = serial_ms[row["stages"]] / row["step_ms"]
+        print({key: row[key] for key in row if key != "rounds_ms"}, flush=True)
     told = {"rows": rows, "steps": STEPS, "environment": about, "command": "python results/gpu-bench/shares.py"}
     records.write_json(given.out / "shares.json", told)
 
@@ -77,51 +125,38 @@ def in_a_process(what: Any, *args: Any) -> Any:
         return pool.apply(what, args)
 
 
-def cut(recipe: Recipe) -> list[int]:
-    return list(set_up(recipe).partition.cuts)
+def looked_up(stages: list[int]) -> tuple[dict[tuple[int, str], list[int]], dict[str, Any]]:
+    """The places of all cuts, the same for all processes of a row, and what runs here."""
+    cuts = {
+        (k, partition): list(set_up(replace(COMMON, stages=k, partition=partition)).partition.cuts)
+        for k in stages
+        for partition in ("even", "cost")
+    }
+    return cuts, records.environment([torch.cuda.get_device_name()])
 
 
-def environment() -> dict[str, Any]:
-    return records.environment([torch.cuda.get_device_name()])
-
-
-def measured(recipes: list[Recipe], share: float) -> dict[str, Any]:
-    """One process per stage; medians over the rounds of every stage, and the slowest of them."""
-    context = mp.get_context("spawn")
-    barrier = context.Barrier(len(recipes))
-    mail = [context.Queue() for _ in recipes]
-    found = context.Queue()
-    os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{share:g}"
-    processes = [
-        context.Process(target=work, args=(recipe, k, mail, barrier, found)) for k, recipe in enumerate(recipes)
-    ]
-    for process in processes:
-        process.start()
-    del os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
-    times = dict(found.get(timeout=300) for _ in processes)
-    for process in processes:
-        process.join()
-    stages = [statistics.median(times[k]) for k in range(len(recipes))]
-    slowest = [max(times[k][n] for k in times) for n in range(ROUNDS)]
-    return {"step_ms": statistics.median(slowest), "stage_ms": stages, "rounds_ms": slowest}
-
-
-def work(recipe: Recipe, k: int, mail: list[Any], barrier: Any, found: Any) -> None:
+def work(recipe: Recipe, k: int, mail: list[Any], barrier: Any, go: Any, ready: Any, found: Any) -> None:
     system = Engined("share", recipe, "")
     if recipe.stages == 1:
         system.time(3)
+        ready.put(k)
+        go.wait()
+        system.time(STEPS)
         found.put((k, [1000 * system.time(STEPS) / STEPS for _ in range(ROUNDS)]))
         return
     step = OneStage(system, k)
-    for neighbour in {k - 1, k + 1} & set(range(recipe.stages)):
+    neighbours = {k - 1, k + 1} & set(range(recipe.stages))
+    for neighbour in neighbours:
         mail[neighbour].put((k, step.mailbox))
-    step.neighbours = dict(mail[k].get() for _ in {k - 1, k + 1} & set(range(recipe.stages)))
+    step.neighbours = dict(mail[k].get() for _ in neighbours)
+    barrier.wait()
+    step.time(8)  # the first ones are recorded
+    ready.put(k)
+    go.wait()
     times = []
-    for turn in range(ROUNDS + 1):
+    for _ in range(ROUNDS + 1):
         barrier.wait()
-        seconds = step.time(STEPS if turn else 8)  # the first ones are recorded
-        times.append(1000 * seconds / STEPS)
-        barrier.wait()
+        times.append(1000 * step.time(STEPS) / STEPS)
     found.put((k, times[1:]))
     barrier.wait()  # memory that others write to must stay
 
