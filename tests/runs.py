@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,23 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> str:
     return told.splitlines()[-1]
 
 
+def is_running(pid: int) -> bool:
+    """Is there such a process? One that has ended and is not waited for yet counts as none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(what: Callable[[], object], seconds: float = 60.0) -> float:
+    """Until it is so; the seconds that it took."""
+    began = time.monotonic()
+    while not what():
+        assert time.monotonic() - began < seconds, "it never came"
+        time.sleep(0.005)
+    return time.monotonic() - began
+
+
 class Heard(Progress):
     """Keeps the lines it is told; sends this process a signal after a given number of steps."""
 
@@ -82,12 +101,14 @@ class Heard(Progress):
         self.stop_after, self.number = stop_after, number
         self.steps = 0
         self.lines: list[str] = []
+        self.text = ""
+        """Of the last step."""
 
     def begin(self, steps: int, done: int) -> None:
         pass
 
-    def step(self, text: str) -> None:  # noqa: ARG002
-        self.steps += 1
+    def step(self, text: str) -> None:
+        self.steps, self.text = self.steps + 1, text
         if self.steps == self.stop_after:
             signal.raise_signal(self.number)
 

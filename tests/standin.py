@@ -23,6 +23,7 @@ def main() -> int:
     rank, ranks = places.rank(), int(os.environ["WORLD_SIZE"])
     came = []
     signal.signal(signal.SIGTERM, lambda *_: came.append(1))
+    worker.follow()
     worker.begin(ranks)
     faults.arm(ranks)
     here = out / f"here-{rank}-{os.environ['TORCHELASTIC_RESTART_COUNT']}"

@@ -65,7 +65,7 @@ def test_json_prints_one_object_and_nothing_else_on_standard_output(tmp_path: Pa
     assert train(tmp_path / "run", "--epochs", 2, "--json") == 0
     told = capsys.readouterr()
     assert json.loads(told.out) == summary(tmp_path / "run")
-    assert "epoch   2/2" in told.err
+    assert "epoch 2 of 2" in told.err
 
 
 def test_without_json_one_line_says_what_became_of_the_run(tmp_path: Path, capsys: Capsys) -> None:

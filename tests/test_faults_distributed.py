@@ -46,7 +46,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ import torch
 from parlay.checkpoint import FolderLock
 from parlay.launch import command, ranks, supervisor
 from parlay.recipe import Recipe
-from runs import SMALL, STEPS, answer, flip_a_byte, kept, parlay, records, summary, train
+from runs import SMALL, STEPS, answer, flip_a_byte, is_running, kept, parlay, records, summary, train, wait_for
 
 Capfd = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -113,22 +113,6 @@ def children(pid: int) -> list[int]:
         if int(parent) == pid and state != "Z" and b"train" in words:
             found.append(int(path.parent.name))
     return sorted(found)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for(what: Callable[[], object], seconds: float = 60.0) -> float:
-    """Until it is so; the seconds that it took."""
-    began = time.monotonic()
-    while not what():
-        assert time.monotonic() - began < seconds, "it never came"
-        time.sleep(0.01)
-    return time.monotonic() - began
 
 
 def last_line(capfd: Capfd) -> str:
@@ -238,6 +222,7 @@ def test_a_stage_that_is_slower_by_far_raises_no_alarm_and_is_flagged_in_the_rep
 ) -> None:
     monkeypatch.setenv("PARLAY_TIMEOUT", "3")
     fault(monkeypatch, "stage1:step0:slow")
+    monkeypatch.setattr("parlay.launch.slow.EVIDENCE", 0.3)
     assert distributed(tmp_path, "--json", "--epochs", 6) == 0
     told = json.loads(capfd.readouterr().out)
     assert told == summary(tmp_path)

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,9 +19,10 @@ from torch.distributed import HashStore
 
 from parlay import faults
 from parlay.errors import InputError, StageLost
-from parlay.launch import blame, heartbeat, meeting, places, supervisor, worker
+from parlay.launch import blame, heartbeat, meeting, places, slow, supervisor, worker
 from parlay.launch.ranks import CpuClock
 from parlay.recipe import Recipe
+from runs import is_running, wait_for
 
 Patch = pytest.MonkeyPatch
 STANDIN = (sys.executable, str(Path(__file__).with_name("standin.py")))
@@ -45,22 +46,6 @@ def none_is_left(tmp_path: Path) -> Iterator[None]:
 
 def pids(out: Path) -> list[int]:
     return [int(path.read_text()) for path in out.glob("here-*")]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for(what: Callable[[], object], seconds: float = 30.0) -> float:
-    """Until it is so; the seconds that it took."""
-    began = time.monotonic()
-    while not what():
-        assert time.monotonic() - began < seconds, "it never came"
-        time.sleep(0.005)
-    return time.monotonic() - began
 
 
 # --- ends ---
@@ -112,11 +97,12 @@ def test_a_stage_that_is_many_times_slower_is_no_fault_and_is_flagged(tmp_path: 
     monkeypatch.setenv("STANDIN", "steps:12")
     monkeypatch.setenv("PARLAY_TIMEOUT", "1")
     monkeypatch.setenv("PARLAY_FAULT", "stage1:step0:slow")
+    monkeypatch.setattr(slow, "EVIDENCE", 0.3)
     ending = launch(tmp_path)
     assert ending.status == "finished"
-    (slow,) = ending.slow
-    assert (slow["stage"], slow["replica"]) == (1, 0)
-    assert slow["times"] > 3
+    (flagged,) = ending.slow
+    assert (flagged["stage"], flagged["replica"]) == (1, 0)
+    assert flagged["times"] > 3
 
 
 def test_silence_is_no_fault_while_the_processor_is_busy() -> None:
@@ -299,7 +285,7 @@ def test_a_beat_is_seen_by_others_and_the_pace_leaves_waiting_out(tmp_path: Path
         now += 3.0
         pulse.waited(2.0)
     assert seen.read(0) == heartbeat.NEVER
-    assert seen.read(1) == heartbeat.Beat(8, 127.0, 18.0, 1.0)
+    assert seen.read(1) == heartbeat.Beat(8, 127.0, 18.0, 1.0, computed=8.0)
 
 
 def test_a_rank_in_a_call_that_waits_for_all_says_so_and_the_step_has_no_pace(
@@ -315,6 +301,60 @@ def test_a_rank_in_a_call_that_waits_for_all_says_so_and_the_step_has_no_pace(
             assert beats.read(0).blocked
             now += 5.0
     assert beats.read(0) == heartbeat.Beat(15, 180.0, 0.0, 0.0, 0)
+
+
+class Paced:
+    """Two ranks on one clock that only the test moves; the launcher looks after every step."""
+
+    def __init__(self, folder: Path, monkeypatch: Patch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(heartbeat.time, "monotonic", lambda: self.now)
+        self.beats = heartbeat.Beats(folder / "beats", 2)
+        self.pulses = [heartbeat.Pulse(self.beats, rank) for rank in (0, 1)]
+        self.slow, self.step = slow.SlowRanks(), 0
+
+    def train(self, steps: int, first: float, second: float) -> None:
+        """Steps of so many seconds each; the faster rank waits for the other one."""
+        for _ in range(steps):
+            for pulse in self.pulses:
+                pulse.beat(self.step)
+            self.now += max(first, second)
+            for pulse, own in zip(self.pulses, (first, second), strict=True):
+                pulse.waited(max(first, second) - own)
+            self.step += 1
+            self.slow.look(self.read())
+
+    def read(self) -> dict[places.Place, heartbeat.Beat]:
+        return {places.place(rank, 2, 1): self.beats.read(rank) for rank in (0, 1)}
+
+    def flagged(self) -> list[tuple[int, float]]:
+        return [(found["stage"], found["times"]) for found in self.slow.found(self.read())]
+
+
+def test_a_slow_stage_is_flagged_once_it_has_been_slow_for_long_enough(tmp_path: Path, monkeypatch: Patch) -> None:
+    paced = Paced(tmp_path, monkeypatch)
+    paced.train(60, 0.01, 0.1)  # ten times slower, in a run of six seconds
+    assert paced.flagged() == []
+    paced.train(60, 0.01, 0.1)
+    assert paced.flagged() == [(1, 10.0)]
+
+
+def test_a_slow_moment_is_not_flagged_however_long_the_run(tmp_path: Path, monkeypatch: Patch) -> None:
+    paced = Paced(tmp_path, monkeypatch)
+    for _ in range(30):
+        paced.train(100, 0.1, 0.1)
+        paced.train(30, 0.1, 0.4)
+    assert paced.beats.read(1).pace == pytest.approx(0.4)  # as it is to the end of the run
+    assert paced.flagged() == []
+
+
+def test_time_outside_of_steps_is_no_evidence(tmp_path: Path, monkeypatch: Patch) -> None:
+    paced = Paced(tmp_path, monkeypatch)
+    paced.train(20, 0.01, 0.1)
+    paced.now += 1000  # an evaluation; ranks beat in between, without a step
+    for pulse in paced.pulses:
+        pulse.beat(None)
+    assert paced.flagged() == []
 
 
 def test_without_a_launcher_nothing_beats_and_a_rank_waits_for_the_timeout(monkeypatch: Patch) -> None:

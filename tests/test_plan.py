@@ -8,7 +8,7 @@ import pytest
 
 from parlay import stores
 from parlay.errors import InputError
-from parlay.plan import hybrid_speedup, plan
+from parlay.plan import plan
 from parlay.recipe import Recipe
 from runs import parlay, summary, train
 
@@ -86,8 +86,6 @@ def test_the_speed_up_is_bounded_by_the_slowest_stage_and_by_the_serial_epochs(m
     assert told["speedup_parallel_epoch"] == 2
     assert told["phases"] == "SPPPSPPPPS"
     assert told["speedup"] == pytest.approx(10 / (7 / 2 + 3))
-    assert hybrid_speedup(3.0, "SSSS") == 1
-    assert hybrid_speedup(3.0, "PPPP") == pytest.approx(3)
 
 
 def test_a_plan_that_does_not_fit_says_what_would(monkeypatch: Patch, capsys: Capsys) -> None:

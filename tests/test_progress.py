@@ -8,7 +8,7 @@ import pytest
 
 from parlay import progress
 from parlay.interrupt import Interrupt
-from parlay.progress import Bar, Lines, Silent, clock, describe, for_terminal
+from parlay.progress import Bar, Lines, Silent, clock, counted, describe, for_terminal
 
 RECORD = {
     "epoch": 1,
@@ -28,12 +28,18 @@ class Terminal(io.StringIO):
 
 def test_an_epoch_is_told_in_one_line() -> None:
     told = describe(RECORD, 10)
-    assert told == "epoch   2/10  parallel  train loss 0.512  test 87.65 %  violation 0.12 0.20  12.3 s"
+    assert told == "epoch 2 of 10   parallel  train loss 0.512  test 87.65 %  violation 0.12 0.20  12.3 s"
+
+
+def test_people_count_epochs_from_one_and_lines_stay_aligned() -> None:
+    assert (counted(0, 30), counted(29, 30)) == ("epoch 1 of 30", "epoch 30 of 30")
+    first, last = (describe({**RECORD, "epoch": epoch}, 30) for epoch in (0, 29))
+    assert first.index("parallel") == last.index("parallel")
 
 
 def test_an_epoch_without_accuracy_or_violation_leaves_them_out() -> None:
     told = describe({**RECORD, "test_accuracy": None, "violation": None, "phase": "serial"}, 10)
-    assert told == "epoch   2/10  serial    train loss 0.512  test loss 0.6000  12.3 s"
+    assert told == "epoch 2 of 10   serial    train loss 0.512  test loss 0.6000  12.3 s"
     assert "test" not in describe({**RECORD, "test_accuracy": None, "test_loss": None}, 10)
 
 
@@ -49,7 +55,7 @@ def test_plain_lines_say_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) 
     lines = Lines(stream)
     lines.begin(steps=40, done=10)  # resumed: the first ten cost no time now
     for _ in range(10):
-        lines.step("epoch 2 parallel")
+        lines.step("epoch 2 of 4, parallel")
     now[0] += 50
     lines.epoch(RECORD, 4)
     lines.end()
@@ -65,12 +71,12 @@ def test_a_bar_runs_on_a_terminal_and_leaves_the_lines_of_the_epochs(monkeypatch
     assert isinstance(bar, Bar)
     bar.line("a word [before]")
     bar.begin(steps=6, done=2)
-    bar.step("epoch 1 serial")
+    bar.step("epoch 1 of 10, serial")
     bar.epoch(RECORD, 10)
     bar.end()
     told = stream.getvalue()
     assert "a word [before]" in told  # not taken for markup
-    assert "epoch 1 serial" in told
+    assert "epoch 1 of 10, serial" in told
     assert "3/6" in told
     assert "train loss 0.512" in told
 
@@ -88,7 +94,7 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
 def test_silence_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     silent = Silent()
     silent.begin(3, 0)
-    silent.step("epoch 1")
+    silent.step("epoch 1 of 10, serial")
     silent.epoch(RECORD, 10)
     silent.line("a word")
     silent.end()

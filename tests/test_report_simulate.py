@@ -2,7 +2,7 @@
 
 import pytest
 
-from parlay.plan import hybrid_speedup
+from parlay.forecast import hybrid_speedup
 from parlay.report.simulate import Bar, Times, length, letters, of_spans, of_stages, play, replay
 from parlay.timeline import Span
 from test_timeline import two_ranks

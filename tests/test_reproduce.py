@@ -5,8 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,7 @@ from parlay.reproduce import beside, columns, figures, runs, speed
 from parlay.reproduce.columns import MEASURED, PROJECTED, QUOTED, Facts
 from parlay.reproduce.paper import EXPERIMENTS, MISPRINTS, WORKLOADS, Line
 from parlay.reproduce.request import Request
-from runs import SMALL, answer, listen, parlay, summary, train
+from runs import SMALL, answer, is_running, listen, parlay, summary, train, wait_for
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -365,6 +369,24 @@ def test_rows_run_side_by_side_as_processes_of_the_same_command(
     assert heard.steps == 2  # an epoch of each
     assert sum("finished; test accuracy" in line for line in heard.lines) == 2
     assert (tmp_path / "out/runs/cifar10/al-k2-s0.log").is_file()
+
+
+def test_when_the_command_is_killed_none_of_its_runs_is_left(tiny: list[str], tmp_path: Path) -> None:
+    words = ["reproduce", *tiny, "--rows", "serial-da,al-k2", "--at-once", "2", "--epochs", "100000"]
+    command = subprocess.Popen([sys.executable, "-m", "parlay.cli", *words], stderr=subprocess.DEVNULL)
+    locks = [tmp_path / f"out/runs/cifar10/{name}-s0/.lock" for name in ("serial-da", "al-k2")]
+    try:
+        wait_for(lambda: all(lock.is_file() and lock.read_text().strip() for lock in locks))
+        made = [int(lock.read_text()) for lock in locks]
+        assert all(map(is_running, made))
+    finally:
+        command.kill()
+        command.wait()
+    try:
+        wait_for(lambda: not any(map(is_running, made)), 5)
+    finally:
+        for pid in filter(is_running, made):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_other_keys_in_a_folder_that_holds_runs_are_refused(tiny: list[str], capsys: Capsys) -> None:

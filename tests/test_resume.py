@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from parlay import checkpoint
 from parlay.engines.base import Batch
 from parlay.engines.in_process import InProcess
 from runs import SMALL, STEPS, answer, flip_a_byte, kept, last_line, listen, records, resume, summary, train
@@ -83,9 +84,49 @@ def test_a_run_stopped_after_any_step_and_resumed_equals_one_that_was_not(
 ) -> None:
     stop(tmp_path, kind, step)
     assert resume(tmp_path) == 0
-    # How far old states had drifted when a parallel phase began is not known where they were not kept till then.
-    assert_same_run(tmp_path, undisturbed(kind), "violation_at_entry")
+    # How far the network moved from old states is not known where they were not kept: between two parallel phases.
+    phases = [row["phase"] for row in records(undisturbed(kind))]
+    epoch, done = divmod(step, STEPS)
+    between = phases[epoch] == "serial" or (done == 0 and phases[epoch - 1] == "serial")
+    assert_same_run(tmp_path, undisturbed(kind), *(["violation_at_entry"] if between else []))
     assert summary(tmp_path)["status"] == "finished"
+
+
+@pytest.mark.parametrize("step", [2 * STEPS, 2 * STEPS + 1, 3 * STEPS])
+def test_states_that_only_a_record_needs_are_not_kept_and_that_record_says_null(
+    step: int, undisturbed: Callable[[str], Path], tmp_path: Path
+) -> None:
+    stop(tmp_path, "al", step)  # in or around the serial epoch between two parallel phases
+    assert not list((tmp_path / "checkpoints" / f"{step:010}").glob("interface-*"))
+    assert resume(tmp_path) == 0
+    whole, parts = ([row["violation_at_entry"] for row in records(out)] for out in (undisturbed("al"), tmp_path))
+    assert [moved is None for moved in whole] == [True, True, True, False, True]
+    assert parts == [None] * 5
+
+
+def test_how_a_phase_was_entered_stays_known_where_states_are_set_anew_later_in_that_epoch(tmp_path: Path) -> None:
+    stop(tmp_path, "al", 3 * STEPS + 1)
+    newest = checkpoint.newest(tmp_path / "checkpoints", pytest.fail)
+    assert newest is not None
+    moved = newest.meta["position"]["violation_at_entry"]
+    assert len(moved) == 2
+    assert resume(tmp_path, "--store-dtype", "bfloat16") == 0
+    assert records(tmp_path)[3]["violation_at_entry"] == moved
+
+
+def test_how_a_phase_was_entered_is_not_told_of_another_cut(tmp_path: Path) -> None:
+    stop(tmp_path, "al", 3 * STEPS + 1)
+    assert resume(tmp_path, "--stages", 2) == 0
+    assert records(tmp_path)[3]["violation_at_entry"] is None
+
+
+def test_progress_and_message_count_epochs_alike_and_records_from_zero(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        heard = listen(patch, stop_after=4)
+        assert train(tmp_path, *KINDS["al"].split()) == 1
+    assert heard.text == "epoch 2 of 5, parallel"
+    assert summary(tmp_path)["message"] == f"interrupted in epoch 2 of 5, after 1 of {STEPS} steps"
+    assert [row["epoch"] for row in records(tmp_path)] == [0]
 
 
 @pytest.mark.parametrize("kind", ["al", "penalty"])

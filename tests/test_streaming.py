@@ -3,6 +3,7 @@ backpropagation."""
 
 import copy
 import json
+import math
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -1082,12 +1083,30 @@ def test_recorded_steps_train_as_those_that_are_not(
 # Plans
 
 
-@pytest.mark.parametrize("words", ["--stages 3", "--stages 4 --downsample 2", "--stages 3 --beta 1", "--stages 1"])
-def test_the_queues_of_a_plan_are_those_of_the_run(
-    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("words", ["--stages 3", "--stages 4 --downsample 2", "--stages 1"])
+@pytest.mark.parametrize("method", ["replay", "replay --beta 1", "delayed", "local", "dni", "auxnet"])
+def test_the_memory_of_a_plan_is_what_the_stations_of_the_run_hold(
+    method: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = [*SMALL, "--method", "replay", "--schedule", "parallel", "--epochs", 2, *words.split()]
+    common = [*SMALL, "--method", *method.split(), "--schedule", "parallel", "--epochs", 2, *words.split()]
     assert parlay_command("plan", *common, "--json") == 0
     planned = json.loads(capsys.readouterr().out)["auxiliary_gib"] * 2**30
     assert parlay_command("train", *common, "--out", tmp_path) == 0
     assert planned == summary(tmp_path)["auxiliary_bytes"]
+    assert (planned > 0) == (words != "--stages 1")
+
+
+def test_a_plan_of_auxnet_on_digits_counts_its_generators_and_the_images_that_it_keeps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--model", "resnet8", "--dataset", "digits", "--method", "auxnet", "--stages", 2, "--epochs", 2]
+    assert parlay_command("plan", *common, "--device", "cpu", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert parlay_command("train", *common, "--device", "cpu", "--out", tmp_path) == 0
+    planned = round(told["auxiliary_gib"] * 2**30)
+    assert planned == summary(tmp_path)["auxiliary_bytes"]
+    (state,), slots = told["interfaces"], 3
+    in_queues = slots * told["batch_size"] * (8 * 8 + math.prod(state))  # images, and displacements of states
+    weights = [w.numel() for w in generator((1, 8, 8), tuple(state)).parameters()]
+    # every weight with Adam's two moments, and a count of its steps for each tensor; the running error of g
+    assert planned == 4 * (in_queues + 3 * sum(weights) + len(weights) + 1)

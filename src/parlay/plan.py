@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from parlay import stores
-from parlay.bench import forecast
+from parlay import forecast, stores
 from parlay.bench.cpu import one_core
 from parlay.coupling import Streaming
 from parlay.errors import InputError
@@ -31,10 +29,10 @@ def plan(recipe: Recipe) -> dict[str, Any]:
     with one_core() if beside else nullcontext():
         setup = set_up(recipe)
     recipe = setup.recipe
+    phases = Schedule.parse(recipe.schedule).phases(recipe.epochs)
+    needed = auxiliary_bytes(setup) if PARALLEL in phases else 0  # refuses what the method cannot do, before timing
     times = _measured(setup) if beside else _projected(setup)
     ratio = times["speedup_parallel_epoch"]
-    phases = Schedule.parse(recipe.schedule).phases(recipe.epochs)
-    needed = auxiliary_bytes(setup) if PARALLEL in phases else 0
     return {
         "model": recipe.model,
         "dataset": recipe.dataset,
@@ -49,14 +47,14 @@ def plan(recipe: Recipe) -> dict[str, Any]:
         "batch_size": recipe.batch_size,
         **times,
         "phases": phases,
-        "speedup": hybrid_speedup(ratio, phases),
+        "speedup": forecast.hybrid_speedup(ratio, phases),
     }
 
 
 def auxiliary_bytes(setup: Setup) -> int:
-    """What the stores of a run will hold."""
+    """What a run will hold beside the network: in its stores, or in the stations of a streaming method."""
     if isinstance(setup.method, Streaming):
-        return _queue_bytes(setup, setup.method)
+        return forecast.stream_bytes(setup)
     if setup.coupling is None:
         return 0
     recipe, reduce = setup.recipe, downsample(setup.recipe.downsample)
@@ -64,21 +62,6 @@ def auxiliary_bytes(setup: Setup) -> int:
     shapes = [reduce.shape(shape) for shape in setup.partition.shapes]
     dtype = stores.DTYPES[recipe.store_dtype]
     return stores.store_bytes(setup.facts.train_size * copies, shapes, dtype, setup.coupling.keeps_multipliers)
-
-
-def _queue_bytes(setup: Setup, method: Streaming) -> int:
-    """Of a streaming method, in single precision. Activations and networks beside the stages are not in it."""
-    reduce = downsample(setup.recipe.downsample)
-    sizes = [math.prod(setup.facts.shape), *(math.prod(reduce.shape(shape)) for shape in setup.partition.shapes), 0]
-    batches = [method.kept(k, len(setup.partition)) for k in range(len(setup.partition))]
-    elements = sum(i * sizes[k] + o * sizes[k + 1] for k, (i, o) in enumerate(batches))
-    return 4 * min(setup.recipe.batch_size, setup.facts.train_size) * elements
-
-
-def hybrid_speedup(ratio: float, phases: str) -> float:
-    """ρ_H, eq. (11), for K devices: serial epochs take as long as ever, parallel ones 1/ρ_K of that."""
-    parallel = phases.count(PARALLEL)
-    return len(phases) / (parallel / ratio + len(phases) - parallel)
 
 
 def _side_by_side(recipe: Recipe) -> bool:

@@ -113,9 +113,16 @@ def for_terminal(stream: TextIO | None = None) -> Progress:
     return Bar() if stream.isatty() else Lines(stream)
 
 
+def counted(epoch: int, epochs: int) -> str:
+    """An epoch as people count: from 1. Records and code count from 0."""
+    return f"epoch {epoch + 1} of {epochs}"
+
+
 def describe(record: dict[str, Any], epochs: int) -> str:
     """An epoch in one line."""
-    parts = [f"epoch {record['epoch'] + 1:>3}/{epochs}  {record['phase']:<8}  train loss {record['train_loss']:.3f}"]
+    width = len(counted(epochs - 1, epochs))
+    which = f"{counted(record['epoch'], epochs):<{width}}"
+    parts = [f"{which}  {record['phase']:<8}  train loss {record['train_loss']:.3f}"]
     if record.get("test_accuracy") is not None:
         parts.append(f"test {record['test_accuracy']:.2f} %")
     elif record.get("test_loss") is not None:

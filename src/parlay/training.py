@@ -24,6 +24,7 @@ from parlay.errors import Diverged, InputError
 from parlay.evaluate import estimate_statistics, unchanged_buffers
 from parlay.interrupt import Interrupt
 from parlay.launch import heartbeat
+from parlay.progress import counted
 from parlay.records import Record, Records, environment, write_json
 from parlay.schedule import PARALLEL, SERIAL, adapted, healthy
 
@@ -58,6 +59,7 @@ class Position:
     """Of this epoch, so far."""
     refresh_seconds: float = 0.0
     violation_at_entry: list[float] | None = None
+    """How far the network had moved from its old states when a parallel phase began; None where none were left."""
     cosines: list[float] | None = None
     """Between parallel and true gradients: of the whole network and of every stage. Probed by an adaptive schedule."""
     totals: Totals = field(default_factory=Totals)
@@ -116,7 +118,8 @@ class Run:
             for epoch in range(self.position.epoch, self.epochs):
                 if not self._epoch(epoch):
                     self._save()
-                    return self._result("interrupted", f"interrupted in epoch {epoch}, step {self.position.step}")
+                    done = f"after {self.position.step} of {self.steps} steps"
+                    return self._result("interrupted", f"interrupted in {counted(epoch, self.epochs)}, {done}")
         except Diverged as error:
             kept = f"the last checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
             return self._result("diverged", f"{error}; {kept}")
@@ -136,7 +139,9 @@ class Run:
         engine.totals = now.totals
         if phase == PARALLEL and (not engine.filled or (now.step == 0 and self._after_serial(epoch))):
             refresh_began = time.perf_counter()
-            now.violation_at_entry = engine.refresh(self._steps(epoch), self.interrupt.requested)
+            moved = engine.refresh(self._steps(epoch), self.interrupt.requested)
+            if now.step == 0:  # else they are set anew inside an epoch, and how it was entered is known
+                now.violation_at_entry = moved
             now.refresh_seconds += time.perf_counter() - refresh_began
         step = engine.parallel_step if phase == PARALLEL else engine.serial_step
         for batch in self._steps(epoch, now.step):
@@ -146,7 +151,7 @@ class Run:
             faults.reach(self._step_number(), engine.here)
             step(batch)
             now.step += 1
-            self.trainer.progress.step(f"epoch {epoch + 1} {PHASE_NAMES[phase]}")
+            self.trainer.progress.step(f"{counted(epoch, self.epochs)}, {PHASE_NAMES[phase]}")
         engine.drain()
         if now.step == self.steps and self._ends_here(epoch):
             engine.finish()
@@ -269,7 +274,11 @@ class Run:
         return self.position.epoch * self.steps + self.position.step
 
     def _save(self) -> None:
-        """A checkpoint; with the states only where the next step needs them."""
+        """A checkpoint; with the states only where the next step needs them.
+
+        Between two parallel phases they would only say how far the network has moved from them, `violation_at_entry`,
+        and make the checkpoint many times as large. So it is null in the record of a phase that a resume came before.
+        """
         if self.trainer.out is None:
             return
         now = self.position
@@ -331,7 +340,7 @@ class Run:
         self.engine.load(parts)
         if found.meta["cuts"] != list(self.trainer.partition.cuts):
             say(f"the checkpoint was cut at {found.meta['cuts']}: the states are set anew")
-            self.position.totals = Totals()  # of other stages
+            self.position.totals, self.position.violation_at_entry = Totals(), None  # of other stages
         elif any(name.startswith("interface-") for name in found.parts) and not self.engine.filled:
             say("the checkpoint's states are of another filter, type or method: they are set anew")
         self._restart_records(self.position.epoch)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from parlay.cli.exits import FINISHED
 from parlay.cli.flags import add_command, add_json, add_recipe_flags, given_keys, recipe_keys, with_stages
+from parlay.recipe import STREAMING
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands
@@ -38,7 +39,8 @@ def _plan(given: argparse.Namespace) -> int:
     for k, (ms, shape) in enumerate(zip(forecast["stage_ms"], arriving, strict=True)):
         print(f"  stage {k}: blocks {bounds[k]:>3} to {bounds[k + 1] - 1:>3}  {ms:8.2f} ms a step  takes {shape}")
     where = f"kept on: {forecast['store']}" if forecast["fits"] else forecast["problem"]
-    print(f"states and multipliers: {forecast['auxiliary_gib']:.2f} GiB, {where}")
+    what = "queues and networks beside the stages" if recipe.method in STREAMING else "states and multipliers"
+    print(f"{what}: {forecast['auxiliary_gib']:.2f} GiB, {where}")
     how = "projected from the stage times, no communication"
     if "link_gib_per_second" in forecast:
         crossing = sum(forecast["exchange_bytes"]) / (1 << 20)

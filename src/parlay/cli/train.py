@@ -50,6 +50,7 @@ def add(commands: Commands) -> None:
 
 
 def _train(given: argparse.Namespace) -> int:
+    worker.follow()
     out = Path(given.out) if given.out else None
     base = recipe_keys(given, out)
     recipe, tried = with_stages(base, given_keys(given))

@@ -27,7 +27,7 @@ TIMEOUT = 15.0  # seconds; a step of the networks here takes far less, and a per
 SUPERVISED_PATIENCE = 24
 STARTING = 8  # timeouts of silence until the first step: torch and the data may be read from a slow disk
 FILE = "beats"
-SLOT = struct.Struct("=qdddq")
+SLOT = struct.Struct("=qdddqd")
 ENOUGH = 8  # steps before a pace is told
 REMEMBERED = 31  # steps that the pace is the median of: epochs' ends, with their evaluations, do not count
 
@@ -46,13 +46,15 @@ class Beat:
     """Seconds of a step without the waiting; 0 before there were enough (not those with a `blocked`)."""
     blocked: int = 0
     """In a call that waits for others: its silence says nothing."""
+    computed: float = 0.0
+    """Seconds in all, of the steps that a pace can be told from."""
 
 
 NEVER = Beat(-1, 0.0, 0.0, 0.0)
 
 
-def _fields(beat: Beat) -> tuple[int, float, float, float, int]:
-    return beat.step, beat.at, beat.waited, beat.pace, beat.blocked
+def _fields(beat: Beat) -> tuple[int, float, float, float, int, float]:
+    return beat.step, beat.at, beat.waited, beat.pace, beat.blocked, beat.computed
 
 
 @final
@@ -83,7 +85,7 @@ class Pulse:
         self._beats, self._rank = beats, rank
         self._step, self._began, self._waited, self._waited_before = -1, 0.0, 0.0, 0.0
         self._paces: deque[float] = deque(maxlen=REMEMBERED)
-        self._pace = 0.0
+        self._pace = self._computed = 0.0
         self._blocked = 0
         self._mixed = False
         """Was there a call in this step of which it is not known how much was waiting?"""
@@ -93,10 +95,12 @@ class Pulse:
         if step is not None:
             if step == self._step + 1 and self._step >= 0 and not self._mixed:
                 self._paces.append(now - self._began - (self._waited - self._waited_before))
+                self._computed += self._paces[-1]
                 if len(self._paces) >= ENOUGH:
                     self._pace = sorted(self._paces)[len(self._paces) // 2]
             self._step, self._began, self._waited_before, self._mixed = step, now, self._waited, False
-        self._beats.write(self._rank, Beat(self._step, now, self._waited, self._pace, self._blocked))
+        beat = Beat(self._step, now, self._waited, self._pace, self._blocked, self._computed)
+        self._beats.write(self._rank, beat)
 
     def waited(self, seconds: float) -> None:
         self._waited += seconds

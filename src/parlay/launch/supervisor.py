@@ -26,6 +26,7 @@ from parlay.errors import InputError
 from parlay.interrupt import SIGNALS
 from parlay.launch import blame, heartbeat, places, worker
 from parlay.launch.ranks import Rank
+from parlay.launch.slow import SlowRanks
 from parlay.recipe import Recipe
 
 LOOPBACK = "127.0.0.1"
@@ -34,8 +35,6 @@ TICK = 0.1  # seconds between two looks at heartbeats and signals; ends of ranks
 SETTLE = 1.0  # seconds that survivors have to end by themselves once one rank is lost: their errors may be the cause
 LINGER = 10.0  # seconds for the others to end after rank 0, which ends last
 PATIENT = 20  # timeouts of silence that are given to a rank that computes, or that waits for all others in one call
-SLOW = 3.0  # times the others' time of a step; stages that are cut unevenly stay below
-SLOWER_BY = 0.005  # seconds; less is the noise of very small networks
 
 
 @dataclass(frozen=True)
@@ -109,6 +108,7 @@ class _Attempt:
         self.timeout = heartbeat.timeout()
         self.forwarded = 0
         self.ranks: list[Rank] = []
+        self.slow = SlowRanks()
         self.folder = Path()
         self.beats: heartbeat.Beats
 
@@ -170,6 +170,7 @@ class _Attempt:
                         self._hear(selector, key, ends)
                     self._forward_signals()
                     self._look_for_stuck()
+                    self.slow.look(self._beats())
                     self._end_the_rest()
             finally:
                 for end in ends.values():
@@ -240,7 +241,7 @@ class _Attempt:
     def _ending(self) -> Ending:
         words = [worker.heard(self.folder, rank.place.rank) for rank in self.ranks]
         first = words[0]
-        ending = Ending("failed", slow=self._slow())
+        ending = Ending("failed", slow=self.slow.found(self._beats()))
         lost = self._lost_at()
         if first is not None and first.orderly and (lost is None or lost > (self.ranks[0].ended_at or 0.0)):
             return replace(ending, status=first.status, whole=True)
@@ -264,16 +265,8 @@ class _Attempt:
         found = checkpoint.newest(self.launch.out / "checkpoints", lambda _: None)
         return f"the last checkpoint is {found.path}" if found else "there is no checkpoint yet"
 
-    def _slow(self) -> tuple[dict[str, Any], ...]:
-        """Ranks whose steps took far longer than those of the median of the others, waiting not counted."""
-        paces = {rank.place: self.beats.read(rank.place.rank).pace for rank in self.ranks}
-        found = []
-        for place, pace in paces.items():
-            others = sorted(other for at, other in paces.items() if at != place and other > 0)
-            usual = others[len(others) // 2] if others else 0.0
-            if usual > 0 and pace > SLOW * usual and pace - usual > SLOWER_BY:
-                found.append({"stage": place.stage, "replica": place.replica, "times": round(pace / usual, 1)})
-        return tuple(found)
+    def _beats(self) -> dict[places.Place, heartbeat.Beat]:
+        return {rank.place: self.beats.read(rank.place.rank) for rank in self.ranks}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The ranks' side of the launcher: a rank ends when the launcher does, and leaves word of how it ended."""
+"""The side of a process that another one has started: it ends when that one does; a rank also says how it ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parlay.launch import heartbeat, places
 FOLDER = "PARLAY_LAUNCH"
 """Set by the launcher: the folder that it shares with its ranks."""
 LAUNCHER = "PARLAY_LAUNCHER"
-"""Set by the launcher: its process id."""
+"""Set by whoever starts this process and wants it to end with itself: its process id."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -43,10 +43,20 @@ def supervised() -> bool:
     return FOLDER in os.environ
 
 
+def follow() -> None:
+    """To be called first: where whoever started this process wants it so, it ends with that one, however that ends."""
+    launcher = os.environ.pop(LAUNCHER, None)  # it is meant for this process, and not for what it starts itself
+    if launcher is None:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # by the kernel, when the parent dies
+    if os.getppid() != int(launcher):  # it died before the line above
+        os._exit(1)
+
+
 def begin(ranks: int) -> None:
-    """To be called first in a rank."""
+    """To be called in a rank before it trains."""
     if supervised():
-        _end_with(int(os.environ[LAUNCHER]))
         heartbeat.start(Path(os.environ[FOLDER]), places.rank(), ranks)
 
 
@@ -80,11 +90,3 @@ def end(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _end_with(launcher: int) -> None:
-    """Have the kernel kill this process when the launcher dies, however it dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:  # it died before the line above
-        os._exit(1)

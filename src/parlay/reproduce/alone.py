@@ -10,8 +10,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from parlay import models
-from parlay.bench import forecast
+from parlay import forecast, models
 from parlay.bench.core import Timed
 from parlay.bench.cuda import SETTLED
 from parlay.bench.gang import Gang

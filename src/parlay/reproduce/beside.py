@@ -16,6 +16,7 @@ from typing import final
 
 from parlay.compare import OVER, Planned, begun, is_over, status_of
 from parlay.interrupt import Interrupt
+from parlay.launch import worker
 from parlay.progress import Progress
 
 LOOK = 0.5  # seconds between two looks at the processes
@@ -107,7 +108,7 @@ def _start(one: Planned, at_once: int) -> _Going:
             stdout=file,
             stderr=file,
             stdin=subprocess.DEVNULL,
-            env={"OMP_NUM_THREADS": threads, **os.environ},
+            env={"OMP_NUM_THREADS": threads, **os.environ, worker.LAUNCHER: str(os.getpid())},  # it ends with this one
             start_new_session=True,  # Ctrl-C is for this process, which then asks them to stop
         )
     return _Going(one, process)

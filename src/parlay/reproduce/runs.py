@@ -6,6 +6,7 @@ A row that is there already is not made again, and the same row of another table
 from __future__ import annotations
 
 import gc
+import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -15,13 +16,15 @@ import torch
 
 from parlay import compare, plan
 from parlay.compare import Fit, Planned
+from parlay.coupling import Streaming
+from parlay.filters import downsample
 from parlay.progress import Progress
 from parlay.recipe import STREAMING, Recipe, flag
 from parlay.report.load import Run, load
 from parlay.reproduce import beside
 from parlay.reproduce.paper import Line
 from parlay.reproduce.request import Request, selected
-from parlay.run import set_up
+from parlay.run import Setup, set_up
 from parlay.trainer import spread
 
 BESIDE = 8 << 30  # bytes of a process without its states: weights, activations, recorded steps, CUDA itself
@@ -69,7 +72,19 @@ def formula_bytes(recipe: Recipe) -> int:
     """N · Σ D / r² · bytes · (1, or 2 with multipliers), for the whole data set; of a streaming method, its queues."""
     cut = "even" if recipe.partition == "cost" else recipe.partition  # of a run that is not there yet
     size = recipe.batch_size if recipe.method in STREAMING else 1  # stores do not depend on it
-    return plan.auxiliary_bytes(set_up(replace(recipe, train_samples=0, partition=cut, batch_size=size)))
+    setup = set_up(replace(recipe, train_samples=0, partition=cut, batch_size=size))
+    if isinstance(setup.method, Streaming):
+        return _queue_bytes(setup, setup.method)
+    return plan.auxiliary_bytes(setup)
+
+
+def _queue_bytes(setup: Setup, method: Streaming) -> int:
+    """In single precision; activations, and networks beside the stages, are not in it."""
+    reduce = downsample(setup.recipe.downsample)
+    sizes = [math.prod(setup.facts.shape), *(math.prod(reduce.shape(shape)) for shape in setup.partition.shapes), 0]
+    batches = [method.kept(k, len(setup.partition)) for k in range(len(setup.partition))]
+    elements = sum(i * sizes[k] + o * sizes[k + 1] for k, (i, o) in enumerate(batches))
+    return 4 * min(setup.recipe.batch_size, setup.facts.train_size) * elements
 
 
 def _bytes(one: Planned) -> int:

@@ -23,11 +23,10 @@ from typing import Any, final
 
 import torch
 
-from parlay.bench import forecast
+from parlay import forecast
 from parlay.bench.core import LAYER_PARALLEL, SERIAL, Problem, Row, Say, Timed, interleaved
 from parlay.bench.cuda import Engined
 from parlay.coupling import Streaming
-from parlay.plan import hybrid_speedup
 from parlay.recipe import Recipe
 from parlay.records import environment, write_json
 from parlay.reproduce.alone import Alone, link_speed, samples
@@ -103,8 +102,8 @@ def speedups(timing: Timing | None, phases: str) -> tuple[float | None, float | 
     """(measured, projected) over these phases."""
     if timing is None or not phases:
         return None, None
-    measured = hybrid_speedup(timing.measured, phases) if timing.measured else None
-    return measured, hybrid_speedup(timing.projected, phases)
+    measured = forecast.hybrid_speedup(timing.measured, phases) if timing.measured else None
+    return measured, forecast.hybrid_speedup(timing.projected, phases)
 
 
 def _timed(recipe: Recipe, link: float) -> Timing:

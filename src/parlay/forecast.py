@@ -1,4 +1,8 @@
-"""What `parlay plan` measures on CPU cores: the network on one of them, its stages side by side, and a link.
+"""What a run of K stages will take: a step and a schedule, from times of the stages and of a link, by the paper's
+formulas; and the memory of a streaming method, as its stations tell it after a few small steps.
+
+For `plan`, and for the projections of `reproduce`. On CPU cores the times are measured here, by processes as those of
+the bench: the network on one core, its stages side by side, and a link.
 
 Stages share caches and memory, and so each is slower beside the others than alone; measured side by side they are as
 slow as they will be in training. What crosses the interfaces is copied by the same cores that compute, so the time of
@@ -9,11 +13,13 @@ messages, as they run in training.
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -21,14 +27,16 @@ import torch.distributed as dist
 
 from parlay import stores
 from parlay.bench.gang import Gang, Make, Place, Worker
-from parlay.bench.workers import Alone, Layers, Serial
+from parlay.bench.workers import Alone, Bench, Layers, Serial
 from parlay.coupling import Streaming
 from parlay.filters import downsample
 from parlay.run import Setup
+from parlay.schedule import PARALLEL
 
 MESSAGE = 8 << 20  # bytes: the states of ResNet-20 at batch 128
 MESSAGES = 8
 ROUNDS, STEPS = 4, 2
+FEW, MORE = 2, 4  # samples of a batch, from which what is held with a full one follows
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,36 @@ def step_ms(measured: Measured, crossing: Sequence[int]) -> float:
     around = [0, *crossing, 0]
     messages = [1000 * (a + b) / measured.bytes_per_second for a, b in pairwise(around)]
     return max(own + sent for own, sent in zip(measured.stage_ms, messages, strict=True))
+
+
+def hybrid_speedup(ratio: float, phases: str) -> float:
+    """ρ_H, eq. (11), for K devices: serial epochs take as long as ever, parallel ones 1/ρ_K of that."""
+    parallel = phases.count(PARALLEL)
+    return len(phases) / (parallel / ratio + len(phases) - parallel)
+
+
+def stream_bytes(setup: Setup) -> int:
+    """What the stations of a streaming method will hold: queues, activations, networks beside the stages.
+
+    Only they know, so they are asked. Part of it grows with the samples of a batch, the rest does not: batches of two
+    sizes tell one from the other.
+    """
+    few, more = _held(setup, FEW), _held(setup, MORE)
+    rows = min(setup.recipe.batch_size, setup.facts.train_size)
+    return few + (rows - FEW) * (more - few) // (MORE - FEW)
+
+
+def _held(setup: Setup, rows: int) -> int:
+    """With batches of so many samples, once all queues are full and all optimisers have made an update."""
+    recipe = replace(setup.recipe, engine="in-process", capture="off", compile="off", batch_size=rows)
+    bench = Bench.of(recipe)
+    feed = bench.feed.placed(bench.trainer.devices[0], bench.trainer.devices[-1])
+    engine = bench.trainer.engine(feed, Path(tempfile.gettempdir()))
+    for step in range(2 * recipe.stages + 1):  # there and back
+        engine.parallel_step(bench.batch(step))
+    engine.drain()
+    engine.close()
+    return engine.auxiliary_bytes
 
 
 @final
