@@ -79,7 +79,7 @@ def test_a_diverged_run_exits_with_1_and_its_json_says_why(tmp_path: Path, capsy
     assert train(tmp_path / "run", "--epochs", 2, "--lr", 1e30, "--json") == 1
     told = json.loads(capsys.readouterr().out)
     assert told["status"] == "diverged"
-    assert "the loss of the network is nan in epoch 0, step " in told["message"]
+    assert "the loss of the network is nan in epoch 1, step " in told["message"]
 
 
 def test_a_folder_that_holds_a_run_is_refused_and_nothing_of_it_is_lost(tmp_path: Path, capsys: Capsys) -> None:

@@ -388,7 +388,7 @@ def test_replicas_stop_together_and_go_on_with_their_own_states(four: list[dict[
 
 def test_a_loss_that_is_not_a_number_in_one_replica_is_named(four: list[dict[str, Ran]]) -> None:
     assert [found["diverged"].status for found in four] == ["diverged"] * 4
-    assert "the loss of stage 1 of 2 is nan in epoch 1, step 1" in four[0]["diverged"].message
+    assert "the loss of stage 1 of 2 is nan in epoch 2, step 2" in four[0]["diverged"].message
 
 
 def test_a_run_begun_in_one_process_goes_on_in_two(ends: list[dict[str, Any]]) -> None:
@@ -411,7 +411,7 @@ def test_a_loss_that_is_not_a_number_stops_all_processes_and_is_named(
     runs = [found[f"diverged at {at}"] for found in ends]
     assert [ran.status for ran in runs] == ["diverged"] * 2
     assert runs[0].message == runs[1].message
-    assert f"the loss of {whose} is nan in epoch {epoch}, step {step} (samples " in runs[0].message
+    assert f"the loss of {whose} is nan in epoch {epoch + 1}, step {step + 1} (samples " in runs[0].message
     assert off(runs[0], STOPPED.run(loss=Spoiler(at, "nan"))) < ROUNDING  # which makes no update of that step
     found = checkpoint.newest(folder / f"diverged at {at}" / "checkpoints", pytest.fail)
     assert (found is None) == (epoch == 0)

@@ -182,7 +182,7 @@ def test_a_loss_that_is_not_a_number_stops_all_processes_and_is_named_with_its_b
     runs = [found["diverged"] for found in two]
     assert [ran.status for ran in runs] == ["diverged"] * 2
     assert runs[0].message == runs[1].message
-    assert "the loss of stage 1 of 2 is nan in epoch 1, step 1 (samples " in runs[0].message
+    assert "the loss of stage 1 of 2 is nan in epoch 2, step 2 (samples " in runs[0].message
     assert off(runs[0], STOPPED["replay"].run(loss=Spoiler(AT, "nan"))) < ROUNDING  # it makes no update of that step
 
 

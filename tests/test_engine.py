@@ -206,7 +206,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_update_and_is_named(
     running.interfaces[1].states.load(torch.full_like(running.interfaces[1].states.tensor(), value))
     before = problems.weights(cut.model)
     states = running.interfaces[0].states.tensor().clone()
-    named = rf"loss of stage 1 of 3 is {value} in epoch 4, step 2 \(samples 3, 0, 5, 1, \.\.\.\)"
+    named = rf"loss of stage 1 of 3 is {value} in epoch 5, step 3 \(samples 3, 0, 5, 1, \.\.\.\)"
     with pytest.raises(Diverged, match=named):
         running.parallel_step(batch(torch.tensor([3, 0, 5, 1, 2, 4, 7]), epoch=4, step=2))
     assert torch.equal(problems.weights(cut.model), before)
@@ -219,7 +219,7 @@ def test_in_a_serial_step_the_loss_is_that_of_the_whole_network(tmp_path: Path) 
     cut = parlay.partition(problems.without_norm(), 3, inputs)
     running = engine(cut, (inputs, targets), AugmentedLagrangian(), folder=tmp_path, optimizer=sgd)
     before = problems.weights(cut.model)
-    with pytest.raises(Diverged, match=r"the loss of the network is nan in epoch 1, step 3 \(samples 2, 4\)"):
+    with pytest.raises(Diverged, match=r"the loss of the network is nan in epoch 2, step 4 \(samples 2, 4\)"):
         running.serial_step(batch(torch.tensor([2, 4]), epoch=1, step=3))
     assert torch.equal(problems.weights(cut.model), before)
 

@@ -68,7 +68,7 @@ def test_a_diverged_run_names_stage_and_step_and_its_last_checkpoint_still_loads
     assert told["message"] in line
     assert "the loss of stage " in line
     assert " of 3 is " in line
-    assert "in epoch 2, step " in line
+    assert "in epoch 3, step " in line
     assert "(samples " in line
     assert f"the last checkpoint is {tmp_path / 'checkpoints' / '0000000006'}" in line
     assert records(tmp_path) == rows
@@ -89,7 +89,7 @@ def test_a_loss_that_is_not_a_number_stops_all_stages_before_the_update(tmp_path
     subject = trainer(loss, tmp_path)
     result = subject.fit(samples(), epochs=3)
     assert result.status == summary(tmp_path)["status"] == "diverged"
-    assert "the loss of stage 1 of 2 is nan in epoch 1, step 1" in result.message
+    assert "the loss of stage 1 of 2 is nan in epoch 2, step 2" in result.message
     assert all(torch.isfinite(value).all() for value in result.model.state_dict().values())
     assert checkpoint.newest(tmp_path / "checkpoints", pytest.fail) is not None
 

@@ -442,7 +442,7 @@ def test_a_loss_that_is_not_a_number_stops_all_stages_before_the_update(
     alike = last_line(capfd)
     for told, out in ((line, tmp_path / "a"), (alike, tmp_path / "b")):
         assert summary(out)["status"] == "diverged"
-        assert "the loss of stage 0 of 2 is nan in epoch 1, step 1 (samples " in told
+        assert "the loss of stage 0 of 2 is nan in epoch 2, step 2 (samples " in told
         assert f"the last checkpoint is {out}/checkpoints/{STEPS:010d}" in told
 
 

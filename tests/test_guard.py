@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import parlay
 import problems
 from parlay import AugmentedLagrangian, Penalty
-from parlay.coupling import DNI, Replay
+from parlay.coupling import DNI, AuxNet, Delayed, Local, Replay
 from parlay.engines.base import Batch
 from parlay.engines.guard import Guard, all_finite
 from parlay.engines.in_process import InProcess
@@ -58,11 +58,14 @@ def test_the_host_looks_at_all_losses(bad: float) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [AugmentedLagrangian(), Penalty(), Penalty(order="joint"), Replay(), DNI(), None],
-    ids=["al", "red-black", "joint", "replay", "dni", "serial"],
+    [
+        *(AugmentedLagrangian(), Penalty(), Penalty(order="joint"), None),
+        *(Replay(), Delayed(), DNI(), Local(), AuxNet()),
+    ],
+    ids=["al", "red-black", "joint", "serial", "replay", "delayed", "dni", "local", "auxnet"],
 )
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=cuda)])
-def test_recorded_steps_end_with_the_weights_from_before_the_loss_that_is_not_finite(
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cuda)])
+def test_a_run_ends_with_the_weights_from_before_the_loss_that_is_not_finite_recorded_or_not(
     method: object, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ended(capture: bool) -> tuple[str, Tensor]:

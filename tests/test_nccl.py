@@ -6,6 +6,7 @@ NCCL refuses two processes on one GPU of a host. So that one GPU is enough, they
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ TWO = {
     "piped": Case(network="no batch norm", options={"schedule": "serial"}),
 }
 CASES = {2: TWO, 3: {"al, hybrid": Case(3, epochs=5, options=HYBRID)}}
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 AT = 8  # the training step that is spoiled, the second of a parallel epoch
 ROUNDING = 1e-3  # algorithms for convolutions may differ by the number of processes
 
@@ -52,6 +54,12 @@ def in_one_process(case: Case, **options: Any) -> Ran:
         return case.run("in-process", capture=False, **ON_A_GPU, **options)
 
 
+def learned(ran: Ran) -> Ran:
+    """Without statistics: the host sends a few more steps ahead, which change no weight."""
+    kept = {name: value for name, value in ran.values.items() if not name.endswith(STATISTICS)}
+    return replace(ran, values=kept)
+
+
 @pytest.mark.parametrize("ranks", CASES)
 def test_processes_over_nccl_train_as_one_process(ranks: int) -> None:
     answers = together(ranks, on_gpus, ranks, timeout=150, hosts=True)
@@ -67,4 +75,4 @@ def test_processes_over_nccl_train_as_one_process(ranks: int) -> None:
         for _, found in answers:
             assert found["spoiled"].status == alone.status == "diverged"
             assert found["spoiled"].message == alone.message
-            assert off(found["spoiled"], alone) < ROUNDING
+            assert off(learned(found["spoiled"]), learned(alone)) < ROUNDING

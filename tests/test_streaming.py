@@ -950,7 +950,7 @@ def test_a_loss_that_is_not_finite_is_named_with_its_batch_before_any_update(
     before = problems.weights(cut.model)
     made._stream.adjoints[0].kept = torch.full_like(made._stream.adjoints[0].kept, value)
     with pytest.raises(
-        Diverged, match=r"loss of stage 0 of 3 is (nan|inf|-inf) in epoch 4, step 1 \(samples 6, 7, 8, 9,"
+        Diverged, match=r"loss of stage 0 of 3 is (nan|inf|-inf) in epoch 5, step 2 \(samples 6, 7, 8, 9,"
     ):
         made.parallel_step(steps()[5])
     assert torch.equal(problems.weights(cut.model), before)

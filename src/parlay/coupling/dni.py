@@ -75,24 +75,25 @@ class Guessing(Station):
             return self.at_once(forth, features) if forth and features is not None else Sent()
         output, p, loss = None, None, None
         if forth and features is not None:
-            output, p = self._train(forth, features)
+            output, p, loss = self._train(forth, features)
         if back is not None and adjoint is not None:
-            loss = self._learn(back, adjoint)
-        return Sent(output, p, loss, trained=output is not None or loss is not None)
+            learned = self._learn(back, adjoint)
+            loss = learned if loss is None else learned + loss
+        return Sent(output, p, loss, trained=loss is not None)
 
-    def _train(self, forth: Visit, features: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Forward, and backward from the adjoint as guessed."""
+    def _train(self, forth: Visit, features: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Forward, and backward from the adjoint as guessed. Its loss is zero, or not finite where that is not."""
         state = self.state(features)
         x = self.down(self.pass_through(self.up(state), forth.seed))
         output = x.detach()
         assert forth.targets is not None
         self.rings["outputs"].put(forth, output)
         self.rings["labels"].put(forth, forth.targets)
+        with torch.no_grad():
+            guess = self.guess(output, forth.targets)
         if x.requires_grad:
-            with torch.no_grad():
-                guess = self.guess(output, forth.targets)
             torch.autograd.backward(x, (guess / forth.rows).to(x.dtype))
-        return output, answer(state, forth.rows)
+        return output, answer(state, forth.rows), 0 * (guess.sum() + output.float().sum())
 
     def _learn(self, back: Visit, adjoint: Tensor) -> Tensor:
         """The synthesiser's error relative to the adjoint: 1 is that of one that knows nothing and says zero."""

@@ -189,10 +189,13 @@ def raise_if_not_finite(batch: Batch | Sequence[Batch | None], losses: list[floa
     """`batch` is that of all losses, or one for each."""
     batches = [batch] * len(losses) if isinstance(batch, Batch) else batch
     for k, (its, loss) in enumerate(zip(batches, losses, strict=True)):
-        if its is not None and not math.isfinite(loss):
+        if not math.isfinite(loss):
             whose = f"stage {k} of {stages}" if len(losses) == stages else "the network"  # a serial step has one loss
+            if its is None:  # no answer has come yet
+                raise Diverged(f"the loss of {whose} is {loss} in the first steps of a parallel phase")
             ids = ", ".join(map(str, its.ids[:4].tolist())) + (", ..." if len(its.ids) > 4 else "")
-            raise Diverged(f"the loss of {whose} is {loss} in epoch {its.epoch}, step {its.step} (samples {ids})")
+            when = f"epoch {its.epoch + 1}, step {its.step + 1}"  # as people count
+            raise Diverged(f"the loss of {whose} is {loss} in {when} (samples {ids})")
 
 
 def clip_gradients(gradients: list[Tensor], largest: float, norm: Tensor | None = None) -> None:

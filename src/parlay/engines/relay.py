@@ -142,7 +142,7 @@ class Relay:
 
         trained = [stop.forth if self.method.upwards else stop.trained(lag) for stop, lag in self._with_lags(stops)]
         losses = [sent.loss for sent in (first, second) if sent.loss is not None]
-        loss = losses[0] if losses else torch.zeros((), device=device)
+        loss = torch.stack(losses).sum() if losses else torch.zeros((), device=device)
         return trained, loss if trained[self.k] is None else faults.spoil(self.k, loss)
 
     def update(self, clip: Clip) -> None:
