@@ -21,7 +21,7 @@ E = test_engine; after that, words of the tests' names.
 | 13 | kill between store and weights | R, C (states are saved)            | F killed_stage[exchange], random_stage    |
 | 14 | another K, engine, device      | R other_stages                     | F another_number_of_stages                |
 | 15 | impossible K, world size       | test_plan, test_partitioning       | F refused_before_any_process              |
-| 16 | a loss that is not finite      | P not_a_number, E; F not_a_number  | F, test_distributed(_streaming) not_a_nu. |
+| 16 | a loss that is not finite      | P not_a_number, E; test_guard      | F, test_distributed(_streaming), _nccl    |
 | 17 | two runs in a folder           | C second_run, test_cli             | F folder_in_use                           |
 | 18 | port in use                    | -                                  | L given_port                              |
 | 19 | unknown key, wrong type        | I                                  | the same code; F refused_before_any       |
