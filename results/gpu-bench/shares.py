@@ -3,10 +3,11 @@
     nvidia-cuda-mps-control -d
     python results/gpu-bench/shares.py [--stages 2 3 4] [--out FOLDER]
 
-Each process has the recorded step of its stage: gather of states and multipliers, forward, local loss,
-backward, optimiser, new states and multipliers, scatter. Outputs, and the states and multipliers of the next batch, are
-copied into memory of the neighbour's process inside that step (CUDA IPC), in the type of the store. Nobody waits for a
-neighbour: the slowest process sets the pace, and its time per step is told. Against it: the serial step, recorded, alone on one share. The bandwidth of the GPU's memory is not divided by MPS: the serial process has all of it.
+Each process has the recorded step of its stage: gather of states and multipliers, forward, local loss, backward,
+optimiser, new states and multipliers, scatter. Outputs, and the states and multipliers of the next batch, are copied
+into memory of the neighbour's process inside that step (CUDA IPC), in the type of the store. Nobody waits for a
+neighbour: the slowest process sets the pace, and its time per step is told. Against it: the serial step, recorded,
+alone on one share. The bandwidth of the GPU's memory is not divided by MPS: the serial process has all of it.
 """
 
 from __future__ import annotations
