@@ -1054,7 +1054,7 @@ def test_messages_at_fixed_places_are_the_same_messages(
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=cuda)])
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("schedule", ["parallel", "alternate:2:1"])
-@everyone
+@pytest.mark.parametrize("method", [*ALL, Replay(beta=1.0, compensate=0.5)], ids=[*map(name, ALL), "Replay, all of it"])
 def test_recorded_steps_train_as_those_that_are_not(
     method: Streaming, schedule: str, network: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
