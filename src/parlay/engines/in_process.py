@@ -31,9 +31,7 @@ from parlay.stores import DeviceStore
 from parlay.stores.window import Window
 
 NOTHING = torch.empty(0)
-LOOK_EVERY = (
-    32  # recorded steps between two looks at their losses, which wait for the GPU; others are looked at at once
-)
+LOOK_EVERY = 32  # recorded steps between two looks at their losses, for which the GPU is waited for; others: every step
 
 
 class Joint(NamedTuple):
