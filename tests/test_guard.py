@@ -10,9 +10,10 @@ import parlay
 import problems
 from parlay import AugmentedLagrangian, Penalty
 from parlay.coupling import DNI, AuxNet, Delayed, Local, Replay
-from parlay.engines.base import Batch
+from parlay.engines.base import Batch, raise_if_not_finite
 from parlay.engines.guard import Guard, all_finite
 from parlay.engines.in_process import InProcess
+from parlay.errors import Diverged
 from parlay.stage import Stage
 from problems import images, relative, trainer
 
@@ -54,6 +55,11 @@ def test_the_host_looks_at_all_losses(bad: float) -> None:
             guard.seen(torch.tensor(value))
         assert guard.look() is fine
     assert not all_finite([torch.tensor(bad, dtype=torch.bfloat16)])
+
+
+def test_a_stage_that_trains_before_its_first_answer_has_come_is_named_too() -> None:
+    with pytest.raises(Diverged, match="the loss of stage 0 of 2 is nan in the first steps of a parallel phase"):
+        raise_if_not_finite([None, None], [float("nan"), 0.0], 2)
 
 
 @pytest.mark.parametrize(
