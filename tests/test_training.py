@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import parlay
+import problems
 from parlay import data
+from parlay.coupling import AugmentedLagrangian, Local, Method, Replay
+from parlay.data.augment import Augmentation, Changes
+from parlay.progress import Silent
 from parlay.records import Records, dumps, environment, read
 from runs import SAMPLES, records, summary, train
 
@@ -158,3 +162,43 @@ def test_the_environment_names_versions_and_hardware() -> None:
     told = environment(["cpu"])
     assert told["devices"] == ["cpu"]
     assert {"parlay", "python", "torch", "cuda", "platform", "cores", "threads"} < set(told)
+
+
+class Brighter(Augmentation):
+    """Every image, by 1."""
+
+    def draw(self, count: int, generator: torch.Generator) -> Changes:
+        return {"by": torch.ones(count, dtype=torch.int64)}
+
+    def apply(self, images: Tensor, changes: Changes) -> Tensor:
+        return images + changes["by"].view(-1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "schedule", "brighter"),
+    [
+        (AugmentedLagrangian(), "parallel", 0.0),  # states of augmented images would be of no use: it has seen none
+        (AugmentedLagrangian(), "tail:1:1", 1.0),  # the last epoch was serial
+        (Replay(), "parallel", 1.0),
+        (Local(), "parallel", 1.0),
+    ],
+)
+def test_the_statistics_of_the_model_are_those_of_images_as_its_last_epoch_has_seen_them(
+    method: Method, schedule: str, brighter: float
+) -> None:
+    torch.manual_seed(0)
+    images, targets = torch.randn(40, *problems.IMAGE), torch.arange(40) % problems.CLASSES
+    model = nn.Sequential(nn.BatchNorm2d(1, affine=False), *problems.without_norm())
+    trainer = parlay.Trainer(
+        parlay.partition(model, 2, images[:2]),
+        nn.CrossEntropyLoss(),
+        method=method,
+        schedule=schedule,
+        batch_size=8,
+        augment=Brighter(),
+        device="cpu",
+        progress=Silent(),
+    )
+    trainer.fit((images, targets), epochs=4)
+    first = next(norm for norm in model.modules() if isinstance(norm, nn.BatchNorm2d))
+    torch.testing.assert_close(first.running_mean, images.mean((0, 2, 3)) + brighter)
