@@ -24,7 +24,7 @@ from scores import Row, draw, number, read
 
 HERE = Path(__file__).parent
 TRY = "try-"
-WANTED = {"replay-k2": 0.3, "replay-k3": 0.3, "replay-k6": 1.0, "resnet110-replay-k3": 0.5}
+WANTED = {"replay-k2": 0.3, "replay-k3": 0.3, "replay-k6-b64": 1.0, "resnet110-replay-k3": 0.5}
 """Points below serial training, at most."""
 MEASURED = ("test %", "seeds", "mean", "to serial")
 RANGE = 15.0
@@ -119,14 +119,16 @@ def label(name: str) -> str:
         return name.removeprefix(TRY)
     found = keys(RUNS[name][0])
     stages = [f"K = {found['stages']}"] if "stages" in found else []
+    batch = [f"batch {found['batch-size']}"] if found["batch-size"] != keys("")["batch-size"] else []
     schedule = [found["schedule"]] if found["schedule"] != "parallel" else []
-    return ", ".join([found["model"].replace("resnet", "ResNet-"), found["method"], *stages, *schedule])
+    return ", ".join([found["model"].replace("resnet", "ResNet-"), found["method"], *stages, *batch, *schedule])
 
 
 def serial(rows: dict[str, Row], row: Row) -> Row:
-    """Serial training of the same network."""
-    wanted = f"--model {keys(row.flags)['model']} --method serial"
-    return next(other for other in rows.values() if other.flags == wanted)
+    """Serial training of the same network, with the same batch and learning rate."""
+    given = keys(row.flags)
+    wanted = keys("") | {key: given[key] for key in ("model", "batch-size", "lr") if key in given} | {"method": "serial"}
+    return next(other for other in rows.values() if keys(other.flags) == wanted)
 
 
 def base(rows: dict[str, Row], name: str) -> str | None:
@@ -142,10 +144,11 @@ def keys(flags: str) -> dict[str, str]:
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
-def order(name: str) -> tuple[int, bool, int, int]:
+def order(name: str) -> tuple[int, ...]:
     found = keys(RUNS[name][0])
-    depth = int(found["model"].removeprefix("resnet"))
-    return depth, found["schedule"] != "parallel", METHODS.index(found["method"]), int(found.get("stages", 0))
+    depth, batch = int(found["model"].removeprefix("resnet")), int(found["batch-size"])
+    hybrid = found["schedule"] != "parallel"
+    return depth, -batch, hybrid, METHODS.index(found["method"]), int(found.get("stages", 0))
 
 
 if __name__ == "__main__":

@@ -18,38 +18,23 @@ COMMON = (
 )
 R20, R110 = "--model resnet20", "--model resnet110"
 B64 = "--batch-size 64 --lr 0.05"
-PULL = "--shrink 1 --predict 0 --beta"
+SHRINK = "--beta 0 --shrink 0.7 --predict 0.5"
 RUNS: Rows = {
     # name: (flags, seeds), the most telling first; what is called try-* stands in a table of its own
     "serial": (f"{R20} --method serial", (0, 1, 2)),
     "replay-k3": (f"{R20} --method replay --stages 3", (0, 1, 2)),
-    "replay-k6": (f"{R20} --method replay --stages 6", (0, 1, 2)),
     "replay-k2": (f"{R20} --method replay --stages 2", (0, 1, 2)),
+    "serial-b64": (f"{R20} {B64} --method serial", (0, 1, 2)),
+    "replay-k6-b64": (f"{R20} {B64} --method replay --stages 6", (0, 1, 2)),
     "resnet110-serial": (f"{R110} --method serial", (0,)),
     "resnet110-replay-k3": (f"{R110} --method replay --stages 3", (0,)),
+    "replay-k9-b64": (f"{R20} {B64} --method replay --stages 9", (0,)),
     **{
-        f"{method}-k{k}": (f"{R20} --method {method} --stages {k}", (0,))
+        f"{method}-k{k}": (f"{R20} --method {method} --stages {k}{more}", (0,))
         for k in (3, 2)
-        for method in ("local", "dni", "auxnet", "delayed")
+        for method, more in (("local", ""), ("dni", ""), ("auxnet", " --clip 1"), ("delayed", ""))
     },
-    "replay-k9": (f"{R20} --method replay --stages 9", (0,)),
-    "replay-k6-alternate": (f"{R20} --method replay --stages 6 --schedule alternate:4:1", (0,)),
-    "try-k6-shrink-1-compensate-0.5": (f"{R20} --method replay --stages 6 --shrink 1 --compensate 0.5", (4,)),
-    "try-k6-slow-start-5": (f"{R20} --method replay --stages 6 --slow-start 5", (1,)),
-    "serial-b64": (f"{R20} {B64} --method serial", (0, 1, 2)),
-    "try-k6-beta-1": (f"{R20} --method replay --stages 6 {PULL} 1", (4, 5)),
-    "try-k6-beta-2": (f"{R20} --method replay --stages 6 {PULL} 2", (4, 5)),
-    "try-k6-beta-4": (f"{R20} --method replay --stages 6 {PULL} 4", (4, 5)),
-    "try-k6-beta-2-b64": (f"{R20} {B64} --method replay --stages 6 {PULL} 2", (4, 5)),
-    "try-k6-beta-4-b64": (f"{R20} {B64} --method replay --stages 6 {PULL} 4", (4, 5)),
-    "try-k6-beta-2-accumulate-2": (f"{R20} --batch-size 64 --method replay --stages 6 {PULL} 2 --accumulate 2", (4, 5)),
-    "try-k9-beta-2-b64": (f"{R20} {B64} --method replay --stages 9 {PULL} 2", (4, 5)),
-    "try-k3-beta-2": (f"{R20} --method replay --stages 3 {PULL} 2", (4, 5)),
-    "try-k3-beta-1": (f"{R20} --method replay --stages 3 {PULL} 1", (4, 5)),
-    "try-k3-shrink-0.7": (f"{R20} --method replay --stages 3 --shrink 0.7 --predict 0.5 --beta 0", (4, 5)),
-    "try-serial": (f"{R20} --method serial", (4, 5)),
-    "try-serial-b64": (f"{R20} {B64} --method serial", (4, 5)),
-    "adaptive-k3": (f"{R20} --method al --stages 3 --schedule adaptive", (0,)),
+    "try-k9-b64-shrink-0.7": (f"{R20} {B64} --method replay --stages 9 {SHRINK}", (0,)),
 }
 
 if __name__ == "__main__":

@@ -99,8 +99,6 @@ def make_method(recipe: Recipe) -> Method | None:
         raise InputError(f"{flag(name)} is not for method '{recipe.method}': leave it out, or write method {others}")
     if recipe.method not in METHODS:
         return None
-    if "predict" in method_keys(recipe.method) and not (recipe.optimizer == "sgd" and recipe.momentum > 0):
-        given.setdefault("predict", 0.0)  # it looks ahead along the momentum of SGD
     return METHODS[recipe.method](**given)
 
 

@@ -19,7 +19,7 @@ from parlay.errors import InputError
 
 CONDITIONS = ("labels", "none")
 TINY = 1e-30
-FOLLOW = 0.1  # of the running size of the adjoints
+FOLLOW = 0.1  # of the running size of the adjoints, and of the error
 
 
 @final
@@ -69,6 +69,8 @@ class Guessing(Station):
             self.rings = {name: Ring(self.lag + 1, site.rows) for name in ("outputs", "labels")}
         self.scale = torch.zeros((), device=site.stage.device)
         """Running root mean square of the adjoints: a network learns numbers of about 1, adjoints are far smaller."""
+        self.error = torch.ones((), device=site.stage.device)
+        """What the guesses leave unexplained of the adjoints, as a share of their square."""
 
     def step(self, forth: Visit | None, features: Tensor | None, back: Visit | None, adjoint: Tensor | None) -> Sent:
         if self.site.last:
@@ -90,7 +92,7 @@ class Guessing(Station):
         self.rings["outputs"].put(forth, output)
         self.rings["labels"].put(forth, forth.targets)
         with torch.no_grad():
-            guess = self.guess(output, forth.targets)
+            guess = self.bounded(self.guess(output, forth.targets))
         if x.requires_grad:
             torch.autograd.backward(x, (guess / forth.rows).to(x.dtype))
         return output, answer(state, forth.rows), 0 * (guess.sum() + output.float().sum())
@@ -103,7 +105,17 @@ class Guessing(Station):
         error = self.guess(self.rings["outputs"].take(back), self.rings["labels"].take(back)) - p
         loss = error.square().sum() / p.square().sum().clamp_min(TINY)
         loss.backward()  # type: ignore[no-untyped-call]
+        self.error.lerp_(loss.detach().clamp_max(1.0), FOLLOW)
         return loss.detach()
+
+    def bounded(self, guess: Tensor) -> Tensor:
+        """No larger than the part of the adjoints that is known: √(1 − error) of their size.
+
+        A guess grows with the features, and they with the guess. Without the bound ResNet-20 on CIFAR-10 diverged within
+        40 steps at a learning rate of 0.1, on guesses that explained 1 % of the adjoints.
+        """
+        size = guess.square().mean().sqrt().clamp_min(TINY)
+        return guess * ((1 - self.error).sqrt() * self.scale / size).clamp_max(1.0)
 
     def guess(self, output: Tensor, labels: Tensor) -> Tensor:
         """The adjoint of these outputs, per sample."""
@@ -120,13 +132,14 @@ class Guessing(Station):
         return self.scale * self.beside.forward(output).float()
 
     def learned(self) -> dict[str, Tensor]:
-        return super().learned() | ({"scale": self.scale} if self.beside is not None else {})
+        return super().learned() | ({"scale": self.scale, "error": self.error} if self.beside is not None else {})
 
     def load_learned(self, kept: Mapping[str, Tensor]) -> bool:
         if not super().load_learned(kept):
             return False
         if self.beside is not None:
             self.scale.copy_(kept["scale"])
+            self.error.copy_(kept["error"])
         return True
 
 

@@ -10,7 +10,8 @@ every gradient is that of backpropagation.
 Where it meets the methods that keep states: ⟨p, x⟩, which a replayed stage minimises, has the gradient of b ‖λ − x‖²
 with λ = x − p/(2b) at the x of that moment. So this is a penalty method whose states live 2(K-1-k) steps, not an epoch,
 and b drops out. With `beta` the pull towards the x of the first pass comes back, b ‖x − x_then‖² + ⟨p, x⟩: that is the
-augmented Lagrangian with λ = x_then and κ = p, again with states that live so long.
+augmented Lagrangian with λ = x_then and κ = p, again with states that live so long. The pull may be as large as p, and
+no larger: a stage that has run away is not thrown back.
 """
 
 from __future__ import annotations
@@ -30,11 +31,7 @@ from parlay.errors import InputError
 class Replay(Late):
     """Kept inputs, replayed when the adjoint has come."""
 
-    # ResNet-20, 30 epochs of CIFAR-10, K = 3 / 6 / 9, prototypes: 89.9 / 87.7 / diverged without the two, with them
-    # 90.1 / 88.6 / 88.2, serial training 90.2.
-    shrink: float = 0.7
-    predict: float = 0.5
-    beta: float = 0.0
+    beta: float = 2.0
     """Weight of the pull towards the output of the first pass, relative to the features; 0: none."""
 
     def __post_init__(self) -> None:
@@ -94,6 +91,7 @@ class Replaying(LateStation):
             then = self.rings["outputs"].take(back).float()
             moved = x.detach().float() - then
             b = self.beta / (then[0].numel() * then.square().mean()).clamp_min(TINY)
+            b = torch.minimum(b, p.norm() / (2 * moved.norm()).clamp_min(TINY))
             loss = loss + b * moved.square().sum() / back.rows
             p = p + 2 * b * moved
         backward(x, p / back.rows, self.roughness(whole, x))
