@@ -167,7 +167,7 @@ def test_the_environment_names_versions_and_hardware() -> None:
 class Brighter(Augmentation):
     """Every image, by 1."""
 
-    def draw(self, count: int, generator: torch.Generator) -> Changes:
+    def draw(self, count: int, generator: torch.Generator) -> Changes:  # noqa: ARG002
         return {"by": torch.ones(count, dtype=torch.int64)}
 
     def apply(self, images: Tensor, changes: Changes) -> Tensor:

@@ -126,8 +126,8 @@ def label(name: str) -> str:
 
 def serial(rows: dict[str, Row], row: Row) -> Row:
     """Serial training of the same network, with the same batch and learning rate."""
-    given = keys(row.flags)
-    wanted = keys("") | {key: given[key] for key in ("model", "batch-size", "lr") if key in given} | {"method": "serial"}
+    same = {key: value for key, value in keys(row.flags).items() if key in ("model", "batch-size", "lr")}
+    wanted = {**keys(""), **same, "method": "serial"}
     return next(other for other in rows.values() if keys(other.flags) == wanted)
 
 

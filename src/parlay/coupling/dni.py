@@ -111,7 +111,7 @@ class Guessing(Station):
     def bounded(self, guess: Tensor) -> Tensor:
         """No larger than the part of the adjoints that is known: √(1 − error) of their size.
 
-        A guess grows with the features, and they with the guess. Without the bound ResNet-20 on CIFAR-10 diverged within
+        A guess grows with the features, and they with the guess. Without the bound ResNet-20 on CIFAR-10 diverged in
         40 steps at a learning rate of 0.1, on guesses that explained 1 % of the adjoints.
         """
         size = guess.square().mean().sqrt().clamp_min(TINY)

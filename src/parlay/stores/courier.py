@@ -84,7 +84,7 @@ class Courier:
             buffer = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             buffer.copy_(values, non_blocking=True)
             values.record_stream(self._outward)
-            arrived = torch.cuda.Event(blocking=True)
+            arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             arrived.record(self._outward)
         done = self._writer.submit(self._write, places, buffer, arrived)
         self._writes.append(_Write(frozenset(places), done))
