@@ -19,6 +19,7 @@ import problems
 from parlay.coupling import DNI, AugmentedLagrangian, AuxNet, Delayed, Local, Pair, Replay, Streaming
 from parlay.coupling.auxnet import generator
 from parlay.coupling.local import head
+from parlay.coupling.replay import FOLLOW, SWING
 from parlay.data import CropAndFlip
 from parlay.engines.base import Batch, Totals
 from parlay.engines.graphs import Graphed
@@ -552,8 +553,8 @@ def test_with_frozen_weights_the_pull_towards_the_first_pass_is_nothing(
 def test_with_the_pull_replay_is_the_augmented_lagrangian_with_states_of_a_few_steps(
     by: float, bounded: bool, tmp_path: Path
 ) -> None:
-    """λ = x_then, κ = p: the gradient of stage 0 is that of the augmented Lagrangian's local loss, at a β that leaves
-    the pull no larger than p."""
+    """λ = x_then, κ = p: the gradient of stage 0 is that of the augmented Lagrangian's local loss, at a b that is less
+    where the output has moved far, and leaves the pull no larger than p."""
     cut, data = problem("no batch norm", 2)
     made = running(cut, data, replace(PLAIN[0], beta=2.0), tmp_path)
     first = steps()[0].ids
@@ -567,7 +568,9 @@ def test_with_the_pull_replay_is_the_augmented_lagrangian_with_states_of_a_few_s
     x = cut.stages[0](data[0][first])
     s2 = then.square().mean()
     b = AugmentedLagrangian(beta=2.0).stiffness(torch.tensor(2.0), then[0].numel(), s2)
-    most = p.norm() / (2 * (x.detach() - then).norm())
+    moved = x.detach() - then
+    swing = FOLLOW * moved.square().mean() / s2
+    most = torch.minimum(b * SWING / swing, p.norm() / (2 * moved.norm()))
     assert (b > most) == bounded
     b = torch.minimum(b, most)
     loss = AugmentedLagrangian(beta=2.0).local_loss(x, Pair(then, p), b)
