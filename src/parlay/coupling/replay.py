@@ -25,7 +25,6 @@ from torch import Tensor
 from parlay.coupling.streaming import TINY, Late, LateStation, Ring, Sent, Site, Station, Visit, answer, backward
 from parlay.errors import InputError
 
-
 SWING = 0.02  # of the running square up to which the pull has its full weight
 FOLLOW = 0.05  # of that running square
 
