@@ -38,7 +38,7 @@ ROUNDING = 2e-5  # of float32, through a network with batch norm: 2e-6 is seen
 ALL = [Replay(), Delayed(), Local(), DNI(), AuxNet()]
 FED = ALL[:-1]
 """Methods that feed a stage with what the one before puts out."""
-PLAIN = [Replay(shrink=1.0, predict=0.0), Delayed()]
+PLAIN = [Replay(beta=0.0), Delayed()]
 """Methods that find the gradient of backpropagation where nothing moves."""
 
 cuda = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -340,7 +340,7 @@ def reference(cut: Partition, data: tuple[Tensor, Tensor], method: Replay | Dela
     then: list[dict[int, dict[str, Tensor]]] = [{} for _ in blocks]
     adjoints: list[dict[int, Tensor]] = [{} for _ in blocks]
     inputs[0] = {b: data[0][part] for b, part in enumerate(ids)}
-    moved = [False] * count
+    moved, swing = [False] * count, [0.0] * count
     for step in range(len(ids) + 2 * (count - 1)):
         gradients: dict[int, dict[str, Tensor]] = {}
         for k, stage in enumerate(blocks):
@@ -357,11 +357,18 @@ def reference(cut: Partition, data: tuple[Tensor, Tensor], method: Replay | Dela
                 }
                 x = inputs[k][b].clone().requires_grad_()
                 out = torch.func.functional_call(stage, used, x)
-                loss = (
-                    nn.functional.cross_entropy(out, data[1][ids[b]])
-                    if k + 1 == count
-                    else (out * adjoints[k][b]).sum()
-                )
+                if k + 1 == count:
+                    loss = nn.functional.cross_entropy(out, data[1][ids[b]])
+                else:
+                    adjoint = adjoints[k][b]
+                    if type(method) is Replay and method.beta > 0:
+                        first = inputs[k + 1][b]
+                        by, size = out.detach() - first, float(first.square().mean())
+                        swing[k] += FOLLOW * (float(by.square().mean()) / size - swing[k])
+                        full = method.beta / (first[0].numel() * size) * min(1, SWING / max(swing[k], 1e-12))
+                        most = len(x) * float(adjoint.norm()) / max(2 * float(by.norm()), 1e-12)
+                        adjoint = adjoint + 2 * min(full, most) * by / len(x)
+                    loss = (out * adjoint).sum()
                 *found, p = torch.autograd.grad(loss, [*used.values(), x])
                 gradients[k] = dict(zip(used, found, strict=True))
                 if k > 0:
@@ -382,13 +389,15 @@ def reference(cut: Partition, data: tuple[Tensor, Tensor], method: Replay | Dela
 @pytest.mark.parametrize(
     "method",
     [
-        Replay(shrink=1.0, predict=0.0),
-        Replay(compensate=1.0),
+        Replay(beta=0.0),
+        Replay(),
+        Replay(beta=100.0),
+        Replay(shrink=0.7, predict=0.5, compensate=1.0),
         Delayed(),
         Delayed(shrink=0.6, predict=0.7),
         Delayed(compensate=0.5),
     ],
-    ids=["replay", "replay with corrections", "delayed", "delayed with corrections", "delayed, compensated"],
+    ids=["replay", "pulled", "pulled hard", "replay with corrections", "delayed", "delayed with corrections", "delayed, compensated"],
 )
 def test_with_moving_weights_a_method_is_what_one_would_write_down(
     method: Replay | Delayed, stages: int, tmp_path: Path
@@ -406,7 +415,7 @@ def test_with_moving_weights_a_method_is_what_one_would_write_down(
 
 
 def test_replay_and_delayed_gradients_differ_where_weights_move() -> None:
-    replay = fitted(problems.without_norm(), 3, Replay(shrink=1.0, predict=0.0), "parallel")
+    replay = fitted(problems.without_norm(), 3, Replay(beta=0.0), "parallel")
     assert not torch.equal(fitted(problems.without_norm(), 3, Delayed(), "parallel"), replay)
 
 
@@ -468,7 +477,7 @@ def test_with_a_slow_start_the_learning_rate_of_a_stage_begins_divided_by_its_de
     assert [stage.learning_rate for stage in made.stages] == pytest.approx([0.025, 0.05 * 2**-0.5, 0.05])
 
 
-@pytest.mark.parametrize("method", [Replay(), Delayed(predict=0.5)], ids=name)
+@pytest.mark.parametrize("method", [Replay(predict=0.5), Delayed(predict=0.5)], ids=name)
 @pytest.mark.parametrize(
     "optimizer", [lambda w: torch.optim.Adam(w), lambda w: torch.optim.SGD(w, 0.1)], ids=["adam", "no momentum"]
 )
@@ -672,12 +681,25 @@ def test_with_the_true_adjoint_as_its_guess_a_stage_has_the_gradient_of_backprop
             return plain[right].adjoints[k].requires_grad_()
 
         monkeypatch.setattr(station, "guess", oracle)
+        station.error.zero_()
+        station.scale.fill_(1e6)
     for step, each in enumerate(steps()):
         made.parallel_step(each)
         for k in range(stages):
             if step >= k:
                 assert relative(recorded(made, k), plain[step - k].gradients[k]) < ROUNDING
     assert made.totals.losses()[:-1] == pytest.approx([0.0] * (stages - 1), abs=1e-8)  # and there is nothing to learn
+
+
+def test_a_guess_is_no_larger_than_what_guesses_have_explained(tmp_path: Path) -> None:
+    cut, data = problem("no batch norm", 2)
+    station = running(cut, data, DNI(), tmp_path)._stream.stations[0]
+    guess = torch.randn(ROWS, 6, 7, 7)
+    assert not station.bounded(guess).any()  # nothing so far
+    station.scale.fill_(2.0)
+    station.error.fill_(0.75)
+    assert station.bounded(5 * guess).square().mean().sqrt() == pytest.approx(1.0)
+    assert torch.equal(station.bounded(guess / 5), guess / 5)
 
 
 @pytest.mark.parametrize("condition", ["labels", "none"])
