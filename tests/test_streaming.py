@@ -397,7 +397,7 @@ def reference(cut: Partition, data: tuple[Tensor, Tensor], method: Replay | Dela
         Delayed(shrink=0.6, predict=0.7),
         Delayed(compensate=0.5),
     ],
-    ids=["replay", "pulled", "pulled hard", "replay with corrections", "delayed", "delayed with corrections", "delayed, compensated"],
+    ids=["plain", "pulled", "pulled hard", "corrected", "delayed", "delayed, corrected", "delayed, compensated"],
 )
 def test_with_moving_weights_a_method_is_what_one_would_write_down(
     method: Replay | Delayed, stages: int, tmp_path: Path
