@@ -13,7 +13,7 @@ gpu = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reaso
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
-@pytest.mark.parametrize("method", ["al", "penalty"])
+@pytest.mark.parametrize("method", ["al", "penalty", "replay"])
 def test_every_system_steps_and_tells_what_it_holds(device: str, method: str) -> None:
     recipe = Recipe(**{**vars(SMALL), "device": device, "method": method})
     layers = cuda.Engined("layer-parallel", recipe, "K = 2")
@@ -56,5 +56,6 @@ def test_what_cannot_be_timed_is_refused() -> None:
 def test_only_a_gpu_has_a_step_compiled_in_one_piece() -> None:
     named = [[system.system for system in cuda.systems(SMALL, "cost", str, whole)] for whole in (False, True)]
     assert [system for system in named[1] if system not in named[0]] == ["serial-whole"]
+    assert "replay" in named[0]
     with pytest.raises(InputError, match="leave --whole out"):
         bench.run(SMALL, 1, 1, str, whole=True)

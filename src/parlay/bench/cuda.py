@@ -17,14 +17,17 @@ import torch
 from parlay import models
 from parlay.bench.core import LAYER_PARALLEL, SERIAL, Say, Timed
 from parlay.bench.workers import BATCHES, Bench
+from parlay.coupling import Streaming
 from parlay.engines.compiled import CompiledBlocks
 from parlay.engines.in_process import InProcess
 from parlay.errors import InputError
 from parlay.recipe import Recipe
+from parlay.run import method_keys
 
 STAGES = (2, 3, 6, 9)
 """Numbers of stages that are tried, beside the one that is asked for."""
-SETTLED = 6  # steps until everything is compiled and recorded
+SETTLED = 6  # steps until everything is compiled and recorded, once every stage has a batch
+REPLAY = "replay"
 ONE_PIECE = "CUDA graph, compiled in one piece"
 MIB = 1 << 20
 
@@ -54,6 +57,7 @@ def systems(recipe: Recipe, partition: str, say: Say, whole: bool = False) -> li
         *([Engined("serial-whole", replace(serial, compile="on"), ONE_PIECE, baseline=True, whole=True)] * whole),
         *(Engined(f"{LAYER_PARALLEL}-graph", _cut(recipe, k, "off"), f"K = {k}, CUDA graph") for k in counts),
         *(Engined(LAYER_PARALLEL, _cut(recipe, k, "on"), f"K = {k}, CUDA graph, compiled") for k in counts),
+        *(Engined(REPLAY, _replayed(recipe, k), f"K = {k}, CUDA graph, compiled") for k in counts),
     ]
 
 
@@ -64,6 +68,12 @@ def _serial(recipe: Recipe) -> Recipe:
 def _cut(recipe: Recipe, stages: int, compiled: str) -> Recipe:
     given = recipe.partition if recipe.partition in ("even", "cost") or stages == recipe.stages else "cost"
     return replace(recipe, stages=stages, partition=given, compile=compiled)
+
+
+def _replayed(recipe: Recipe, stages: int) -> Recipe:
+    """The same work by replay, with its own defaults."""
+    keys: dict[str, Any] = dict.fromkeys(method_keys(recipe.method))
+    return replace(_cut(recipe, stages, "on"), **keys, method=REPLAY)
 
 
 @final
@@ -89,7 +99,8 @@ class Engined(Timed):
         engine = self._engine
         if engine is None or self._bench is None:
             return {}
-        kept = engine.auxiliary_bytes / len(self._bench.feed) * self._bench.setup.facts.train_size
+        share = len(self._bench.feed) / self._bench.setup.facts.train_size if engine.interfaces else 1.0
+        kept = engine.auxiliary_bytes / share  # queues do not grow with the data
         return {
             "cuts": list(self._bench.setup.partition.cuts),
             "method": self.recipe.method,
@@ -115,7 +126,9 @@ class Engined(Timed):
         self._engine = engine
         if engine.interfaces:
             engine.refresh((self._bench.batch(step) for step in range(BATCHES)), lambda: False)
-        self._run(SETTLED)
+        method = self._bench.setup.method
+        filling = method.staleness(self.stages) + self.stages if isinstance(method, Streaming) else 0
+        self._run(filling + SETTLED)
         self.megabytes = (_reserved() - before) / MIB
 
     def _run(self, steps: int) -> float:
