@@ -365,7 +365,8 @@ def reference(cut: Partition, data: tuple[Tensor, Tensor], method: Replay | Dela
                         first = inputs[k + 1][b]
                         by, size = out.detach() - first, float(first.square().mean())
                         swing[k] += FOLLOW * (float(by.square().mean()) / size - swing[k])
-                        full = method.beta / (first[0].numel() * size) * min(1, SWING / max(swing[k], 1e-12))
+                        full = method.beta * min(1, 4 / late) / (first[0].numel() * size)
+                        full *= min(1, SWING / max(swing[k], 1e-12))
                         most = len(x) * float(adjoint.norm()) / max(2 * float(by.norm()), 1e-12)
                         adjoint = adjoint + 2 * min(full, most) * by / len(x)
                     loss = (out * adjoint).sum()
@@ -392,7 +393,7 @@ def reference(cut: Partition, data: tuple[Tensor, Tensor], method: Replay | Dela
         Replay(beta=0.0),
         Replay(),
         Replay(beta=100.0),
-        Replay(shrink=0.7, predict=0.5, compensate=1.0),
+        Replay(beta=2.0, shrink=0.7, predict=0.5, compensate=1.0),
         Delayed(),
         Delayed(shrink=0.6, predict=0.7),
         Delayed(compensate=0.5),
@@ -937,7 +938,7 @@ def test_what_makes_no_sense_is_answered_in_a_line(
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        ("--method replay", {"beta": 2.0, "shrink": 1.0, "predict": 0.0, "slow-start": 0.0, "detail": 0.0}),
+        ("--method replay", {"beta": 8.0, "shrink": 1.0, "predict": 0.0, "slow-start": 0.0, "detail": 0.0}),
         ("--method replay --predict 0.5", {"predict": 0.5, "accumulate": 1}),
         ("--method delayed --compensate 1", {"predict": 0.0, "compensate": 1.0}),
         ("--method delayed --accumulate 2", {"shrink": 1.0, "compensate": 0.0, "predict": 0.0, "accumulate": 2}),

@@ -1,11 +1,12 @@
 """K virtual GPUs: K processes, each with 1/K of the multiprocessors of one GPU (MPS), one stage each.
 
     nvidia-cuda-mps-control -d
-    python results/gpu-bench/shares.py [--stages 2 3 4] [--out FOLDER]
+    python results/gpu-bench/shares.py [--stages 2 3 4] [--methods al replay] [--out FOLDER]
 
-Each process has the recorded step of its stage: gather of states and multipliers, forward, local loss, backward,
-optimiser, new states and multipliers, scatter. Outputs, and the states and multipliers of the next batch, are copied
-into memory of the neighbour's process inside that step (CUDA IPC), in the type of the store. Nobody waits for a
+Each process has the recorded step of its stage. AL: gather of states and multipliers, forward, local loss, backward,
+optimiser, new states and multipliers, scatter. Replay: forward of one batch, kept input of another, forward and
+backward of that, optimiser. Outputs, and the states and multipliers of the next batch or the adjoints of the last, are
+copied into memory of the neighbour's process inside that step (CUDA IPC), in the type of the store. Nobody waits for a
 neighbour: the slowest process sets the pace, and its time per step is told. Against it: the serial step, recorded,
 alone on one share. The bandwidth of the GPU's memory is not divided by MPS: the serial process has all of it.
 """
@@ -27,12 +28,15 @@ from torch import Tensor
 from parlay import records
 from parlay.bench.cuda import Engined
 from parlay.coupling import Pair
+from parlay.engines.base import Batch
 from parlay.engines.graphs import Graphed, Inputs
+from parlay.engines.stream import Mail
 from parlay.recipe import Recipe
 from parlay.run import set_up
 
 HERE = Path(__file__).parent
 STEPS, ROUNDS = 40, 5
+LEFT_OUT = ("replay", "even")  # its first stages have a forward pass more: an even cut is not for it
 PATIENCE = 300  # seconds
 COMMON = Recipe(
     dataset="cifar10", model="resnet110", schedule="parallel", store_dtype="bfloat16", device="cuda", compile="off"
@@ -47,6 +51,14 @@ class Mailbox:
     """Of the stage before."""
     pair: Pair | None
     """States and multipliers of the interface behind."""
+
+
+@dataclass(frozen=True)
+class Letters:
+    """The same for a stage of a streaming method."""
+
+    features: Tensor | None
+    adjoint: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -95,24 +107,27 @@ class Group:
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--stages", type=int, nargs="*", default=[2, 3, 4])
+    ask.add_argument("--methods", nargs="*", default=["al", "replay"])
     ask.add_argument("--out", type=Path, default=HERE)
     given = ask.parse_args()
-    cuts, about = in_a_process(looked_up, given.stages)
+    kinds = [(method, part) for method in given.methods for part in ("even", "cost") if (method, part) != LEFT_OUT]
+    cuts, about = in_a_process(looked_up, given.stages, kinds)
     groups = []
     for stages in given.stages:
         share = 100 / stages
         serial = replace(COMMON, stages=1, partition="even", schedule="serial")
-        groups.append(Group.started({"stages": stages, "partition": "serial", "share": share}, serial))
-        for partition in ("even", "cost"):
-            places = ",".join(map(str, cuts[stages, partition]))
-            row = {"stages": stages, "partition": partition, "share": share, "cuts": places}
-            groups.append(Group.started(row, replace(COMMON, stages=stages, partition=places)))
+        row = {"stages": stages, "method": "serial", "partition": "serial", "share": share}
+        groups.append(Group.started(row, serial))
+        for method, partition in kinds:
+            places = ",".join(map(str, cuts[stages, method, partition]))
+            row = {"stages": stages, "method": method, "partition": partition, "share": share, "cuts": places}
+            groups.append(Group.started(row, replace(COMMON, method=method, stages=stages, partition=places)))
     for group in groups:
         group.wait()
     rows = [group.timed() for group in groups]
-    serial_ms = {row["stages"]: row["step_ms"] for row in rows if row["partition"] == "serial"}
+    serial_ms = {row["stages"]: row["step_ms"] for row in rows if row["method"] == "serial"}
     for row in rows:
-        if row["partition"] != "serial":
+        if row["method"] != "serial":
             row["speedup"] = serial_ms[row["stages"]] / row["step_ms"]
         print({key: row[key] for key in row if key != "rounds_ms"}, flush=True)
     told = {"rows": rows, "steps": STEPS, "environment": about, "command": "python results/gpu-bench/shares.py"}
@@ -125,12 +140,12 @@ def in_a_process(what: Any, *args: Any) -> Any:
         return pool.apply(what, args)
 
 
-def looked_up(stages: list[int]) -> tuple[dict[tuple[int, str], list[int]], dict[str, Any]]:
+def looked_up(stages: list[int], kinds: list[tuple[str, str]]) -> tuple[dict[tuple[Any, ...], Any], dict[str, Any]]:
     """The places of all cuts, the same for all processes of a row, and what runs here."""
     cuts = {
-        (k, partition): list(set_up(replace(COMMON, stages=k, partition=partition)).partition.cuts)
+        (k, *kind): list(set_up(replace(COMMON, stages=k, method=kind[0], partition=kind[1])).partition.cuts)
         for k in stages
-        for partition in ("even", "cost")
+        for kind in kinds
     }
     return cuts, records.environment([torch.cuda.get_device_name()])
 
@@ -144,7 +159,7 @@ def work(recipe: Recipe, k: int, mail: list[Any], barrier: Any, go: Any, ready: 
         system.time(STEPS)
         found.put((k, [1000 * system.time(STEPS) / STEPS for _ in range(ROUNDS)]))
         return
-    step = OneStage(system, k)
+    step = (OneStage if recipe.method == "al" else Streamed)(system, k)
     neighbours = {k - 1, k + 1} & set(range(recipe.stages))
     for neighbour in neighbours:
         mail[neighbour].put((k, step.mailbox))
@@ -161,25 +176,49 @@ def work(recipe: Recipe, k: int, mail: list[Any], barrier: Any, go: Any, ready: 
     barrier.wait()  # memory that others write to must stay
 
 
-class OneStage:
+class Stepped:
     """The part of the engine's parallel step that belongs to stage k."""
 
+    mailbox: Mailbox | Letters
+    neighbours: dict[int, Any]
+
     def __init__(self, system: Engined, k: int) -> None:
-        system.time(1)  # puts the engine together, with states
+        system.time(1)  # puts the engine together, with states, or batches on their way
         assert system._engine is not None
         assert system._bench is not None
         self.engine, self.bench, self.k = system._engine, system._bench, k
-        first, last = k == 0, k == len(self.engine.stages) - 1
-        rows, steps = self.bench.setup.recipe.batch_size, self.bench.batch(0)
-        ids = steps.ids.to("cuda")
-        outputs = None if first else self.engine.interfaces[k - 1].kept(ids).state.clone()
-        pair = None if last else self.engine.interfaces[k].kept(ids).copy()
-        self.mailbox = Mailbox(outputs, pair)
-        self.neighbours: dict[int, Mailbox] = {}
-        self.steps = 0
+        self.steps = system.steps
+        rows = self.bench.setup.recipe.batch_size
         self.graph = Graphed(
             self.step, lambda inputs: len(inputs["ids"]) == rows, torch.device("cuda"), self.engine._forget, print
         )
+
+    def step(self, inputs: Inputs, quick: bool = False) -> Tensor:
+        raise NotImplementedError
+
+    def inputs(self, batch: Batch) -> Inputs:
+        raise NotImplementedError
+
+    def time(self, steps: int) -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.graph(self.engine._on_device(self.inputs(self.bench.batch(self.steps))))
+            self.steps += 1
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+
+class OneStage(Stepped):
+    """With states and multipliers."""
+
+    def __init__(self, system: Engined, k: int) -> None:
+        super().__init__(system, k)
+        first, last = k == 0, k == len(self.engine.stages) - 1
+        ids = self.bench.batch(0).ids.to("cuda")
+        outputs = None if first else self.engine.interfaces[k - 1].kept(ids).state.clone()
+        pair = None if last else self.engine.interfaces[k].kept(ids).copy()
+        self.mailbox: Mailbox = Mailbox(outputs, pair)
 
     def step(self, inputs: Inputs, quick: bool = False) -> Tensor:
         engine, k, ids, beta = self.engine, self.k, inputs["ids"], inputs["beta"]
@@ -191,30 +230,57 @@ class OneStage:
             pairs[k] = self.mailbox.pair.float()
         x, loss, p = engine._local_gradient(k, ids, None, pairs, beta, quick)
         if self.mailbox.pair is not None:
-            self.neighbours[k + 1].outputs.copy_(engine.interfaces[k].down(x))  # type: ignore[union-attr]
+            self.neighbours[k + 1].outputs.copy_(engine.interfaces[k].down(x))
         engine.stages[k].set_rate(inputs["rate"])
         engine.stages[k].apply()
         if k > 0 and self.mailbox.outputs is not None:
             joints[k - 1].update(ids, pairs[k - 1], self.mailbox.outputs.float(), None, p, None, beta)
             following, theirs = engine.interfaces[k - 1].kept(inputs["following"]), self.neighbours[k - 1].pair
-            assert theirs is not None
             theirs.state.copy_(following.state)
             if following.multiplier is not None and theirs.multiplier is not None:
                 theirs.multiplier.copy_(following.multiplier)
         return loss.reshape(1)
 
-    def time(self, steps: int) -> float:
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(steps):
-            batch = self.bench.batch(self.steps)
-            self.steps += 1
-            assert batch.following is not None
-            inputs = {"ids": batch.ids, "following": batch.following, "beta": torch.tensor(batch.beta)}
-            inputs["rate"] = torch.tensor(batch.rate, dtype=torch.float64)
-            self.graph(self.engine._on_device(inputs))
-        torch.cuda.synchronize()
-        return time.perf_counter() - began
+    def inputs(self, batch: Batch) -> Inputs:
+        assert batch.following is not None
+        inputs = {"ids": batch.ids, "following": batch.following, "beta": torch.tensor(batch.beta)}
+        return {**inputs, "rate": torch.tensor(batch.rate, dtype=torch.float64)}
+
+
+class Streamed(Stepped):
+    """With batches on their way: the engine has run until every stage has one."""
+
+    def __init__(self, system: Engined, k: int) -> None:
+        super().__init__(system, k)
+        assert self.engine._stream is not None
+        self.stream = self.engine._stream
+        # memory of their own: other processes cannot have a piece of a recorded step's
+        self.mailbox: Letters = Letters(*(_own(mail[k]) for mail in (self.stream.features, self.stream.adjoints)))
+
+    def step(self, inputs: Inputs, quick: bool = False) -> Tensor:
+        stream, k = self.stream, self.k
+        station = stream.stations[k]
+        station.begin(inputs["rates"][k], quick)
+        sent = stream._station_step(k, station, inputs)
+        station.update(stream.clip)
+        if sent.output is not None and k + 1 in self.neighbours:
+            self.neighbours[k + 1].features.copy_(sent.output)
+        if sent.adjoint is not None and k - 1 in self.neighbours:
+            self.neighbours[k - 1].adjoint.copy_(sent.adjoint)
+        assert sent.loss is not None
+        return sent.loss.reshape(1)
+
+    def inputs(self, batch: Batch) -> Inputs:
+        _, inputs = self.stream.enter(batch)
+        assert self.stream.steady
+        ours = {name: value for name, value in inputs.items() if name.partition("/")[0].endswith(f"-{self.k}")}
+        return {**ours, "rates": inputs["rates"], "ids": batch.ids}
+
+
+def _own(mail: Mail) -> Tensor | None:
+    if mail.kept is not None:
+        mail.kept = mail.kept.clone()
+    return mail.kept
 
 
 if __name__ == "__main__":

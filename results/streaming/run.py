@@ -28,12 +28,14 @@ RUNS: Rows = {
     "replay-k6-b64": (f"{R20} {B64} --method replay --stages 6", (0, 1, 2)),
     "resnet110-serial": (f"{R110} --method serial", (0,)),
     "resnet110-replay-k3": (f"{R110} --method replay --stages 3", (0,)),
+    "replay-k6": (f"{R20} --method replay --stages 6", (0, 1, 2)),
     "replay-k9-b64": (f"{R20} {B64} --method replay --stages 9", (0,)),
     **{
         f"{method}-k{k}": (f"{R20} --method {method} --stages {k}{more}", (0,))
         for k in (3, 2)
-        for method, more in (("local", ""), ("dni", ""), ("auxnet", " --clip 1"), ("delayed", ""))
+        for method, more in (("local", ""), ("dni", " --lr 0.02"), ("auxnet", " --lr 0.02"), ("delayed", ""))
     },
+    "resnet110-try-k3-beta-4": (f"{R110} --method replay --stages 3 --beta 4", (0,)),
     "try-k9-b64-shrink-0.7": (f"{R20} {B64} --method replay --stages 9 {SHRINK}", (0,)),
 }
 

@@ -25,7 +25,8 @@ from torch import Tensor
 from parlay.coupling.streaming import TINY, Late, LateStation, Ring, Sent, Site, Station, Visit, answer, backward
 from parlay.errors import InputError
 
-SWING = 0.02  # of the running square up to which the pull has its full weight
+SHORT = 4  # steps of delay up to which the pull has its full weight
+SWING = 0.02  # the same of the running square of what outputs have moved by
 FOLLOW = 0.05  # of that running square
 
 
@@ -34,7 +35,7 @@ FOLLOW = 0.05  # of that running square
 class Replay(Late):
     """Kept inputs, replayed when the adjoint has come."""
 
-    beta: float = 2.0
+    beta: float = 8.0
     """Weight of the pull towards the output of the first pass, relative to the features; 0: none."""
 
     def __post_init__(self) -> None:
@@ -58,7 +59,7 @@ class Replay(Late):
 class Replaying(LateStation):
     def __init__(self, site: Site, method: Replay) -> None:
         super().__init__(site, method)
-        self.beta = method.beta
+        self.beta = method.beta * min(1.0, SHORT / max(self.lag, 1))
         self.swing = torch.zeros((), device=site.stage.device)
         """Running square of what an output has moved by between its two passes, relative to its size."""
         kept = ("inputs", "outputs") if self.beta else ("inputs",)
@@ -106,7 +107,7 @@ class Replaying(LateStation):
 
         The pull answers to what the updates of the delay have done, so it is a feedback, and a strong one over a long
         delay swings: with β = 2 and K = 6 the first stage of ResNet-20 moved by its own size in every delay, until the
-        learning rate had fallen.
+        learning rate had fallen. So it is less the longer the delay, too.
         """
         size = then.square().mean().clamp_min(TINY)
         self.swing.lerp_(moved.square().mean() / size, FOLLOW)

@@ -129,7 +129,7 @@ class Distributed(Engine):
         if self._relay is not None:
             self._relay_step(self._relay, batch)
             return
-        beta, share = torch.tensor(batch.beta), self._begin(batch, parallel=True)
+        beta, share = self._without_waiting(torch.tensor(batch.beta)), self._begin(batch, parallel=True)
         following = None
         if batch.following is not None:
             following = self._shares.of(batch.following, batch.epoch, parallel=True)
@@ -156,6 +156,11 @@ class Distributed(Engine):
             p = state.grad.mul_(share.whole) if state.grad is not None else torch.zeros_like(state)
             self._ledger.violations(self._exchange.finish(share, pair, p, beta, self._step))
         self._ledger.read(LAG)
+
+    def _without_waiting(self, value: Tensor) -> Tensor:
+        """On the device of the stage, by a copy that the host does not wait for."""
+        device = self.stage.device
+        return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value
 
     def _relay_step(self, relay: Relay, batch: Batch | None) -> None:
         """A step of a streaming method; no batch enters while the last ones of a phase run out."""

@@ -102,6 +102,17 @@ class Link:
             work = dist.broadcast(_flat(buffer), self.source, group=self.group, async_op=True)
             return Arrival(self, buffer, work)
 
+    def meet(self) -> None:
+        """NCCL connects at the first message, and needs a still GPU for it: better before anything runs."""
+        if not self._nccl:
+            return
+        if dist.get_rank() == self.source:
+            self.send(torch.zeros(1, device=self.device))
+            self.settle()
+        else:
+            self.receive((1,), torch.float32).wait()
+        torch.cuda.synchronize(self.device)
+
     def finish(self, work: Any) -> None:
         if work is None:
             return
@@ -125,6 +136,10 @@ class Neighbour:
 
     def __init__(self, up: Link, down: Link) -> None:
         self.up, self.down = up, down
+
+    def meet(self) -> None:
+        self.up.meet()
+        self.down.meet()
 
     def settle(self) -> None:
         self.up.settle()

@@ -29,6 +29,11 @@ from parlay.launch.meeting import meet
 T = TypeVar("T")
 POSTED = 4  # times the usual patience that gloo has for what was posted ahead; a wait for it ends after once that
 LONG = 20  # times the usual patience, while another process measures, or writes or reads a large checkpoint
+FOR_NCCL = {
+    # Its kernels wait for neighbours. None of the others may need a still GPU to be loaded, or stand behind one of them
+    "CUDA_MODULE_LOADING": "EAGER",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+}
 
 
 def started() -> bool:
@@ -71,7 +76,12 @@ class World(Crew):
             raise InputError("no GPU to be found: write --device cpu")
         if asked not in ("auto", "cpu", "cuda"):
             raise InputError(f"unknown device '{asked}': write auto, cpu or cuda")
-        return torch.device("cuda", self.local_rank % count) if asked != "cpu" and count else torch.device("cpu")
+        if asked == "cpu" or count == 0:
+            return torch.device("cpu")
+        if count >= self.local_size:
+            for name, value in FOR_NCCL.items():
+                os.environ.setdefault(name, value)  # read when CUDA starts, which is later
+        return torch.device("cuda", self.local_rank % count)
 
     def share_cores(self) -> None:
         """Processes of one host divide its cores; a user who has set OMP_NUM_THREADS has divided them already."""
@@ -96,6 +106,9 @@ class World(Crew):
             self.pulse = self._group(everybody, POSTED * patience, "gloo")
             self._control = self._group(everybody, LONG * patience, "gloo")
             self._flags = self._group(everybody, POSTED * patience, "nccl") if self.own_gpu else None
+            if self._flags is not None:
+                self.agreed(torch.zeros((), device=device)).wait()
+                torch.cuda.synchronize(device)
 
     def _group(self, ranks: list[int], timeout: timedelta, backend: str) -> Any:
         group = dist.new_group(ranks, timeout=timeout, backend=backend)
@@ -114,6 +127,8 @@ class World(Crew):
                     peer = k if self.rank == high else k + 1
                     common = f"stage {peer}", device, self.waits
                     found[peer] = Neighbour(Link(up, low, high, *common), Link(down, high, low, *common))
+                    with heartbeat.blocked():
+                        found[peer].meet()
         return found.get(self.stage - 1), found.get(self.stage + 1)
 
     def _pair(self, a: int, b: int) -> Any:
