@@ -33,10 +33,15 @@ RUNS: Rows = {
     **{
         f"{method}-k{k}": (f"{R20} --method {method} --stages {k}{more}", (0,))
         for k in (3, 2)
-        for method, more in (("local", ""), ("dni", " --lr 0.02"), ("auxnet", " --lr 0.02"), ("delayed", ""))
+        for method, more in (("local", ""), ("dni", " --lr 0.02"), ("auxnet", " --clip 1"), ("delayed", ""))
     },
-    "resnet110-try-k3-beta-4": (f"{R110} --method replay --stages 3 --beta 4", (0,)),
+    **{f"try-k{k}-beta-8": (f"{R20} --method replay --stages {k} --beta 8", (0, 1, 2)) for k in (2, 3)},
+    "try-k6-beta-8": (f"{R20} --method replay --stages 6 --beta 8", (0,)),
+    "try-k6-b64-beta-8": (f"{R20} {B64} --method replay --stages 6 --beta 8", (0, 1, 2)),
+    "try-k6-b64-beta-1": (f"{R20} {B64} --method replay --stages 6 --beta 1", (0,)),
+    "try-k9-b64-beta-8": (f"{R20} {B64} --method replay --stages 9 --beta 8", (0,)),
     "try-k9-b64-shrink-0.7": (f"{R20} {B64} --method replay --stages 9 {SHRINK}", (0,)),
+    "try-resnet110-k3-beta-8": (f"{R110} --method replay --stages 3 --beta 8", (0,)),
 }
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ FOLLOW = 0.05  # of that running square
 class Replay(Late):
     """Kept inputs, replayed when the adjoint has come."""
 
-    beta: float = 8.0
+    beta: float = 2.0
     """Weight of the pull towards the output of the first pass, relative to the features; 0: none."""
 
     def __post_init__(self) -> None:
@@ -106,8 +106,8 @@ class Replaying(LateStation):
         """b of the pull: weaker where outputs swing between a batch's two passes, and never a pull larger than p.
 
         The pull answers to what the updates of the delay have done, so it is a feedback, and a strong one over a long
-        delay swings: with β = 2 and K = 6 the first stage of ResNet-20 moved by its own size in every delay, until the
-        learning rate had fallen. So it is less the longer the delay, too.
+        delay swings: with β = 2 at every stage of K = 6 the first one of ResNet-20 moved by its own size in every
+        delay, until the learning rate had fallen. So it is less the longer the delay, too.
         """
         size = then.square().mean().clamp_min(TINY)
         self.swing.lerp_(moved.square().mean() / size, FOLLOW)
