@@ -365,7 +365,7 @@ def reference(cut: Partition, data: tuple[Tensor, Tensor], method: Replay | Dela
                         first = inputs[k + 1][b]
                         by, size = out.detach() - first, float(first.square().mean())
                         swing[k] += FOLLOW * (float(by.square().mean()) / size - swing[k])
-                        full = method.beta * min(1, 4 / late) / (first[0].numel() * size)
+                        full = method.beta / late / (first[0].numel() * size)
                         full *= min(1, SWING / max(swing[k], 1e-12))
                         most = len(x) * float(adjoint.norm()) / max(2 * float(by.norm()), 1e-12)
                         adjoint = adjoint + 2 * min(full, most) * by / len(x)
@@ -566,7 +566,7 @@ def test_with_the_pull_replay_is_the_augmented_lagrangian_with_states_of_a_few_s
     """λ = x_then, κ = p: the gradient of stage 0 is that of the augmented Lagrangian's local loss, at a b that is less
     where the output has moved far, and leaves the pull no larger than p."""
     cut, data = problem("no batch norm", 2)
-    made = running(cut, data, replace(PLAIN[0], beta=2.0), tmp_path)
+    made = running(cut, data, replace(PLAIN[0], beta=4.0), tmp_path)  # a weight of 2 at a delay of 2
     first = steps()[0].ids
     for each in steps()[:2]:
         made.parallel_step(each)
@@ -938,7 +938,7 @@ def test_what_makes_no_sense_is_answered_in_a_line(
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        ("--method replay", {"beta": 2.0, "shrink": 1.0, "predict": 0.0, "slow-start": 0.0, "detail": 0.0}),
+        ("--method replay", {"beta": 8.0, "shrink": 1.0, "predict": 0.0, "slow-start": 0.0, "detail": 0.0}),
         ("--method replay --predict 0.5", {"predict": 0.5, "accumulate": 1}),
         ("--method delayed --compensate 1", {"predict": 0.0, "compensate": 1.0}),
         ("--method delayed --accumulate 2", {"shrink": 1.0, "compensate": 0.0, "predict": 0.0, "accumulate": 2}),

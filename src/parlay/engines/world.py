@@ -23,17 +23,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from parlay.engines.crew import Crew
 from parlay.engines.links import Link, Lost, Neighbour, Waits
 from parlay.errors import InputError
-from parlay.launch import heartbeat
+from parlay.launch import heartbeat, places
 from parlay.launch.meeting import meet
 
 T = TypeVar("T")
 POSTED = 4  # times the usual patience that gloo has for what was posted ahead; a wait for it ends after once that
 LONG = 20  # times the usual patience, while another process measures, or writes or reads a large checkpoint
-FOR_NCCL = {
-    # Its kernels wait for neighbours. None of the others may need a still GPU to be loaded, or stand behind one of them
-    "CUDA_MODULE_LOADING": "EAGER",
-    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-}
 
 
 def started() -> bool:
@@ -46,6 +41,7 @@ class World(Crew):
     """All processes of a run. Made before any group is formed, so that wrong numbers are refused at once."""
 
     def __init__(self, stages: int, replicas: int = 1) -> None:
+        places.prepare()
         if "RANK" not in os.environ and not dist.is_initialized():
             raise InputError(
                 "the distributed engine needs a process per stage: write `parlay train --engine distributed`, or "
@@ -76,12 +72,7 @@ class World(Crew):
             raise InputError("no GPU to be found: write --device cpu")
         if asked not in ("auto", "cpu", "cuda"):
             raise InputError(f"unknown device '{asked}': write auto, cpu or cuda")
-        if asked == "cpu" or count == 0:
-            return torch.device("cpu")
-        if count >= self.local_size:
-            for name, value in FOR_NCCL.items():
-                os.environ.setdefault(name, value)  # read when CUDA starts, which is later
-        return torch.device("cuda", self.local_rank % count)
+        return torch.device("cuda", self.local_rank % count) if asked != "cpu" and count else torch.device("cpu")
 
     def share_cores(self) -> None:
         """Processes of one host divide its cores; a user who has set OMP_NUM_THREADS has divided them already."""

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 
 from parlay.errors import InputError
 
+FOR_NCCL = {
+    # Its kernels wait for neighbours. None of the others may need a still GPU to be loaded, or stand behind one of them
+    "CUDA_MODULE_LOADING": "EAGER",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+}
 
 @dataclass(frozen=True)
 class Place:
@@ -31,6 +36,12 @@ def place(rank: int, stages: int, replicas: int) -> Place:
 def is_worker() -> bool:
     """Has somebody (the launcher, torchrun, SLURM) made this process one of several?"""
     return "RANK" in os.environ
+
+
+def prepare() -> None:
+    """What CUDA reads when it starts, in a process that trains one of several stages. What is set already stays."""
+    for name, value in FOR_NCCL.items():
+        os.environ.setdefault(name, value)
 
 
 def rank() -> int:

@@ -55,7 +55,8 @@ def follow() -> None:
 
 
 def begin(ranks: int) -> None:
-    """To be called in a rank before it trains."""
+    """To be called in a rank before it trains, and before it touches a GPU."""
+    places.prepare()
     if supervised():
         heartbeat.start(Path(os.environ[FOLDER]), places.rank(), ranks)
 
