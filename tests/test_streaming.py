@@ -781,7 +781,7 @@ def test_with_exact_generators_every_stage_has_the_gradient_of_backpropagation_o
 def test_a_stage_is_pulled_towards_the_displaced_state_as_the_generator_is_trusted(
     network: str, factor: int, tmp_path: Path
 ) -> None:
-    """c b ‖x − λ*‖² with λ* = λ − p / (2b)."""
+    """c b ‖x − λ*‖² with λ* = λ − p / (2b); but channels become no larger or smaller by it."""
     cut, data = problem(network, 2)
     made = running(cut, data, AuxNet(beta=2.0), tmp_path, downsample=factor)
     first, last = made._stream.stations
@@ -798,7 +798,11 @@ def test_a_stage_is_pulled_towards_the_displaced_state_as_the_generator_is_trust
     target = state.detach() - ROWS * p / (2 * b)
     x = after.down(below(u.contiguous(memory_format=torch.channels_last)))
     local = c * b * (x - target).square().sum() / ROWS
-    wanted = torch.autograd.grad(local, list(below.parameters()))
+    (pull,) = torch.autograd.grad(local, x, retain_graph=True)
+    for channel in range(x.shape[1]):
+        size = x[:, channel].detach()
+        pull[:, channel] -= (pull[:, channel] * size).sum() / size.square().sum() * size
+    wanted = torch.autograd.grad(x, list(below.parameters()), pull)
     made.parallel_step(steps()[1])
     assert relative(recorded(made, 0), torch.cat([g.flatten() for g in wanted])) < 10 * ROUNDING
     assert made.totals.losses()[0] == pytest.approx(float(local.detach()), rel=1e-4)

@@ -20,7 +20,7 @@ from parlay import records
 HERE = Path(__file__).parent
 BENCHES = {
     # name: flags, the most telling first
-    "resnet110-b128": "--dataset cifar10 --model resnet110 --batch-size 128 --rounds 7 --steps 40 --whole",
+    "resnet110-b128": "--dataset cifar10 --model resnet110 --batch-size 128 --rounds 7 --steps 40",
     "resnet110-b64": "--dataset cifar10 --model resnet110 --batch-size 64 --rounds 7 --steps 40",
     "wrn-40-10-b128": "--dataset cifar100 --model wrn-40-10 --batch-size 128 --rounds 5 --steps 10",
     "resnet56-b128": "--dataset cifar10 --model resnet56 --batch-size 128 --rounds 5 --steps 40",

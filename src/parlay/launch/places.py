@@ -13,6 +13,7 @@ FOR_NCCL = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
 }
 
+
 @dataclass(frozen=True)
 class Place:
     """One process among K x R."""
