@@ -16,7 +16,7 @@ def main() -> None:
     found = [json.loads(path.read_text()) for path in sorted(HERE.glob("resnet*-b*[0-9].json"), key=_order)]
     plans = {path.stem.removesuffix("-plan"): json.loads(path.read_text()) for path in HERE.glob("*-plan.json")}
     parts = {
-        "environment": environment(found[0]),
+        "environment": environment(found),
         "speeds": speeds(found),
         "times": times(found),
         "checks": checks(found),
@@ -30,11 +30,12 @@ def main() -> None:
     (HERE / "README.md").write_text(text)
 
 
-def environment(bench: dict[str, Any]) -> str:
-    about = bench["environment"]
+def environment(found: list[dict[str, Any]]) -> str:
+    about = found[0]["environment"]
+    rounds = ", ".join(f"{bench['rounds']} rounds of {bench['steps']} steps" for bench in found)
     return (
         f"{about['processor']}, {about['cores']} cores ({about['platform']}), torch {about['torch']}, "
-        f"Python {about['python']}, Parlay {about['parlay']}. {bench['rounds']} rounds of {bench['steps']} steps."
+        f"Python {about['python']}, Parlay {about['parlay']}. By column: {rounds}."
     )
 
 
