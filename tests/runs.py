@@ -81,7 +81,7 @@ def is_running(pid: int) -> bool:
     """Is there such a process? One that has ended and is not waited for yet counts as none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or before it was read
         return False
 
 
