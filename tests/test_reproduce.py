@@ -23,7 +23,7 @@ from parlay import run
 from parlay.compare import Planned
 from parlay.recipe import Recipe
 from parlay.report.load import Epoch, Run
-from parlay.reproduce import beside, columns, figures, runs, speed
+from parlay.reproduce import alone, beside, columns, figures, runs, speed
 from parlay.reproduce.columns import MEASURED, PROJECTED, QUOTED, Facts
 from parlay.reproduce.paper import EXPERIMENTS, MISPRINTS, WORKLOADS, Line
 from parlay.reproduce.request import Request
@@ -242,6 +242,17 @@ def test_what_cannot_be_timed_is_left_empty_and_said(tmp_path: Path, monkeypatch
     kept = speed.Timings(tmp_path / "timings.json", "cpu")
     assert (kept.of(recipes[0]), kept.of(recipes[1])) == (None, known)
     assert any(line.endswith("could not be timed: no room") for line in told)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_that_is_timed_alone_on_noise_does_not_diverge(stage: int) -> None:
+    """At the full rate this one is not finite after a few steps."""
+    keys = {"dataset": "synthetic", "synthetic_samples": 64, "synthetic_shape": "1,8,8", "device": "cpu"}
+    timed = alone.Alone(Recipe(**keys, model="resnet8", method="penalty", stages=2, batch_size=16, lr=1000.0), stage)
+    try:
+        assert timed.time(20) > 0
+    finally:
+        timed.close()
 
 
 def test_runs_side_by_side_share_the_memory_of_the_device(tmp_path: Path) -> None:

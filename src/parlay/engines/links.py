@@ -103,9 +103,7 @@ class Link:
             return Arrival(self, buffer, work)
 
     def meet(self) -> None:
-        """NCCL connects at the first message, and needs a still GPU for it: better before anything runs."""
-        if not self._nccl:
-            return
+        """For NCCL, which connects at the first message and needs a still GPU for it: better before anything runs."""
         if dist.get_rank() == self.source:
             self.send(torch.zeros(1, device=self.device))
             self.settle()

@@ -118,8 +118,9 @@ class World(Crew):
                     peer = k if self.rank == high else k + 1
                     common = f"stage {peer}", device, self.waits
                     found[peer] = Neighbour(Link(up, low, high, *common), Link(down, high, low, *common))
-                    with heartbeat.blocked():
-                        found[peer].meet()
+                    if self.own_gpu:
+                        with heartbeat.blocked():
+                            found[peer].meet()
         return found.get(self.stage - 1), found.get(self.stage + 1)
 
     def _pair(self, a: int, b: int) -> Any:

@@ -14,7 +14,7 @@ from parlay import forecast, models
 from parlay.bench.core import Timed
 from parlay.bench.cuda import SETTLED
 from parlay.bench.gang import Gang
-from parlay.bench.workers import BATCHES
+from parlay.bench.workers import BATCHES, RATE
 from parlay.data import Split
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine
@@ -96,7 +96,7 @@ class Alone(Timed):
         began = time.perf_counter()
         for _ in range(steps):
             ids = torch.arange(self.rows) + self.rows * (self.steps % BATCHES)
-            engine.serial_step(Batch(ids, 0, self.steps, 1.0, 0.0, self.recipe.seed))
+            engine.serial_step(Batch(ids, 0, self.steps, RATE, 0.0, self.recipe.seed))
             self.steps += 1
         engine.drain()
         _synchronize()
