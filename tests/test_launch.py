@@ -264,18 +264,17 @@ def test_the_cause_is_told_from_those_that_only_lost_a_neighbour(ends: list[blam
     assert blame.first_cause(ends).place.rank == cause
 
 
-def test_a_rank_asks_cuda_to_load_all_kernels_at_its_start_unless_the_user_has_asked_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("given", "found"), [(None, "32"), ("1", "1")])
+def test_a_rank_asks_cuda_for_many_connections_unless_the_user_has_asked_otherwise(
+    given: str | None, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in places.FOR_NCCL:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv(name, given)
     monkeypatch.delenv(worker.FOLDER, raising=False)
     worker.begin(2)
-    assert {name: os.environ.pop(name) for name in places.FOR_NCCL} == {
-        "CUDA_MODULE_LOADING": "EAGER",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    }
+    assert os.environ.pop(name) == found
 
 
 def test_replicas_are_named() -> None:

@@ -365,7 +365,7 @@ def reference(cut: Partition, data: tuple[Tensor, Tensor], method: Replay | Dela
                         first = inputs[k + 1][b]
                         by, size = out.detach() - first, float(first.square().mean())
                         swing[k] += FOLLOW * (float(by.square().mean()) / size - swing[k])
-                        full = method.beta / late / (first[0].numel() * size)
+                        full = method.weight(late) / (first[0].numel() * size)
                         full *= min(1, SWING / max(swing[k], 1e-12))
                         most = len(x) * float(adjoint.norm()) / max(2 * float(by.norm()), 1e-12)
                         adjoint = adjoint + 2 * min(full, most) * by / len(x)
@@ -559,6 +559,24 @@ def test_with_frozen_weights_the_pull_towards_the_first_pass_is_nothing(
         assert relative(recorded(made, k), wanted) < ROUNDING * max(1, beta)
 
 
+@pytest.mark.parametrize("lag", [2, 4, 6, 8, 10, 16])
+def test_the_weight_of_the_pull_falls_with_the_delay_as_what_a_feedback_bears(lag: int) -> None:
+    """v ← 0.9 v − G (v + ... + v of lag − 1 steps ago) is just stable at the largest G."""
+
+    def stable(gain: float) -> bool:
+        step = torch.diag(torch.ones(lag - 1), -1)
+        step[0] = -gain
+        step[0, 0] += 0.9
+        return bool(torch.linalg.eigvals(step).abs().max() < 1)
+
+    low, high = 0.0, 2.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if stable(middle) else (low, middle)
+    assert Replay(beta=1.0).weight(lag) == pytest.approx(low, rel=0.08)
+    assert Replay().weight(0) == 0
+
+
 @pytest.mark.parametrize(("by", "bounded"), [(0.001, False), (0.1, True)])
 def test_with_the_pull_replay_is_the_augmented_lagrangian_with_states_of_a_few_steps(
     by: float, bounded: bool, tmp_path: Path
@@ -566,7 +584,7 @@ def test_with_the_pull_replay_is_the_augmented_lagrangian_with_states_of_a_few_s
     """λ = x_then, κ = p: the gradient of stage 0 is that of the augmented Lagrangian's local loss, at a b that is less
     where the output has moved far, and leaves the pull no larger than p."""
     cut, data = problem("no batch norm", 2)
-    made = running(cut, data, replace(PLAIN[0], beta=4.0), tmp_path)  # a weight of 2 at a delay of 2
+    made = running(cut, data, replace(PLAIN[0], beta=2.0), tmp_path)
     first = steps()[0].ids
     for each in steps()[:2]:
         made.parallel_step(each)
@@ -942,7 +960,7 @@ def test_what_makes_no_sense_is_answered_in_a_line(
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        ("--method replay", {"beta": 8.0, "shrink": 1.0, "predict": 0.0, "slow-start": 0.0, "detail": 0.0}),
+        ("--method replay", {"beta": 10.0, "shrink": 1.0, "predict": 0.0, "slow-start": 0.0, "detail": 0.0}),
         ("--method replay --predict 0.5", {"predict": 0.5, "accumulate": 1}),
         ("--method delayed --compensate 1", {"predict": 0.0, "compensate": 1.0}),
         ("--method delayed --accumulate 2", {"shrink": 1.0, "compensate": 0.0, "predict": 0.0, "accumulate": 2}),

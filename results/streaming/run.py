@@ -26,14 +26,14 @@ RUNS: Rows = {
     "replay-k2": (f"{R20} --method replay --stages 2", (0, 1, 2)),
     "serial-b64": (f"{R20} {B64} --method serial", (0, 1, 2)),
     "replay-k6-b64": (f"{R20} {B64} --method replay --stages 6", (0, 1, 2)),
-    "resnet110-serial": (f"{R110} --method serial", (0,)),
-    "resnet110-replay-k3": (f"{R110} --method replay --stages 3", (0,)),
+    "resnet110-serial": (f"{R110} --method serial", (0, 1)),
+    "resnet110-replay-k3": (f"{R110} --method replay --stages 3", (0, 1)),
     "replay-k6": (f"{R20} --method replay --stages 6", (0, 1, 2)),
     "replay-k9-b64": (f"{R20} {B64} --method replay --stages 9", (0,)),
     **{
         f"{method}-k{k}": (f"{R20} --method {method} --stages {k}{more}", (0,))
         for k in (3, 2)
-        for method, more in (("local", ""), ("dni", " --lr 0.02"), ("auxnet", " --clip 1"), ("delayed", ""))
+        for method, more in (("local", ""), ("dni", " --lr 0.02"), ("auxnet", ""), ("delayed", ""))
     },
     **{f"try-k{k}-beta-8": (f"{R20} --method replay --stages {k} --beta 8", (0, 1, 2)) for k in (2, 3)},
     "try-k6-beta-8": (f"{R20} --method replay --stages 6 --beta 8", (0,)),
@@ -42,6 +42,8 @@ RUNS: Rows = {
     "try-k9-b64-beta-8": (f"{R20} {B64} --method replay --stages 9 --beta 8", (0,)),
     "try-k9-b64-shrink-0.7": (f"{R20} {B64} --method replay --stages 9 {SHRINK}", (0,)),
     "try-resnet110-k3-beta-8": (f"{R110} --method replay --stages 3 --beta 8", (0,)),
+    "try-resnet110-k3-beta-14": (f"{R110} --method replay --stages 3 --beta 14", (0,)),
+    "try-k6-beta-20": (f"{R20} --method replay --stages 6 --beta 20", (0,)),
 }
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ FOLLOW = 0.05  # of that running square
 class Replay(Late):
     """Kept inputs, replayed when the adjoint has come."""
 
-    beta: float = 8.0
-    """Weight of the pull towards the output of the first pass, relative to the features and divided by the delay; 0:
+    beta: float = 10.0
+    """Weight of the pull towards the output of the first pass at a delay of two steps, relative to the features; 0:
     none.
     """
 
@@ -43,6 +43,15 @@ class Replay(Late):
         super().__post_init__()
         if not 0 <= self.beta < float("inf"):
             raise InputError(f"beta is {self.beta}: write a number of at least 0")
+
+    def weight(self, lag: int) -> float:
+        """Of the pull over so many steps.
+
+        It answers to what the updates of the delay have done, so it is a feedback: with a common movement v of the
+        outputs, v ← m v − G (v + ... + v of lag − 1 steps ago), which swings without end where G is too large. For
+        m = 0.9 the largest G falls as lag^(-5/3), and the weight with it.
+        """
+        return self.beta * (2 / lag) ** (5 / 3) if lag else 0.0
 
     def kept(self, k: int, stages: int) -> tuple[int, int]:
         lag = self.lag(k, stages)
@@ -60,7 +69,7 @@ class Replay(Late):
 class Replaying(LateStation):
     def __init__(self, site: Site, method: Replay) -> None:
         super().__init__(site, method)
-        self.beta = method.beta / max(self.lag, 1)
+        self.beta = method.weight(self.lag)
         self.swing = torch.zeros((), device=site.stage.device)
         """Running square of what an output has moved by between its two passes, relative to its size."""
         kept = ("inputs", "outputs") if self.beta else ("inputs",)
@@ -104,12 +113,7 @@ class Replaying(LateStation):
         return answer(state, back.rows, self.method.shrink), loss
 
     def stiffness(self, then: Tensor, moved: Tensor, p: Tensor) -> Tensor:
-        """b of the pull: weaker where outputs swing between a batch's two passes, and never a pull larger than p.
-
-        The pull answers to what the updates of the delay have done, so it is a feedback: what it bears without swinging
-        falls as the delay grows. Of ResNet-20 and ResNet-110, weights of 8 at a delay of 4 and 2 at a delay of 10 swung
-        (outputs moved by the limit, or by their own size, until the learning rate had fallen), 2 and 0.8 did not.
-        """
+        """b of the pull: weaker where outputs swing between a batch's two passes, and never a pull larger than p."""
         size = then.square().mean().clamp_min(TINY)
         self.swing.lerp_(moved.square().mean() / size, FOLLOW)
         b = self.beta / (then[0].numel() * size) * (SWING / self.swing.clamp_min(TINY)).clamp_max(1.0)

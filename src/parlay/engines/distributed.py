@@ -95,10 +95,14 @@ class Distributed(Engine):
         self.k, self.first, self.last = world.stage, world.stage == 0, world.stage == world.stages - 1
         self.totals = Totals()
         self.recorder = Recorder(world.rank, timeline > 0)
-        before, behind = world.neighbours(stage.device)
+        self._before, self._behind = before, behind = world.neighbours(stage.device)
         with_multipliers = isinstance(coupling, Coupling) and coupling.keeps_multipliers
+        rounds = world.rounds() if isinstance(coupling, Coupling) else None
         self._shares = Shares(coupling, len(feed), self.k, world.stages, world.replica, world.replicas)
-        self._exchange = Exchange(interface, cut, before, behind, store_dtype, with_multipliers, self.recorder)
+        with heartbeat.blocked():
+            self._exchange = Exchange(
+                interface, cut, before, behind, store_dtype, with_multipliers, self.recorder, rounds
+            )
         self._chain = Chain(before, behind, () if self.first else shapes[self.k - 1], self.recorder)
         self._ledger = Ledger(world)
         self._relay: Relay | None = None
@@ -371,7 +375,7 @@ class Distributed(Engine):
     def _start(self, batch: Batch) -> list[Tensor]:
         """States of one batch by a forward pass along the stages, through the filters, in full precision."""
         share, violations = self._begin(batch, parallel=False), []
-        before, behind = self._exchange.before, self._exchange.behind
+        before, behind = self._before, self._behind
         if self.interface is not None and before is not None:
             small = before.up.receive((len(share.ids), *self.interface.cut.small), torch.float32).wait()
             violations.append(self.interface.start(share.rows, small))
@@ -432,6 +436,8 @@ class Distributed(Engine):
         if self._relay is not None:
             self._relay.collect(self._step)
         self._ledger.violations(self._exchange.flush())
+        for neighbour in filter(None, (self._before, self._behind)):
+            neighbour.settle()
         self._read_losses(keep=0)
         self._ledger.read(0)
         self._ledger.close_epoch(self.totals)
@@ -472,7 +478,7 @@ class Distributed(Engine):
 
     def _share_mean_square(self) -> None:
         """Both sides of a cut go on with that of the interface, which a checkpoint keeps."""
-        before, behind = self._exchange.before, self._exchange.behind
+        before, behind = self._before, self._behind
         if self.interface is not None and before is not None:
             before.down.send(self.interface.mean_square.reshape(1).clone())
         if self.cut is not None and behind is not None:

@@ -3,6 +3,8 @@
 step t of stage k:  asks for the states of step t+1 ─► computes ─► sends its outputs ─► renews interface k for the
                     from stage k+1, and sends its       step t      of step t to        step t-LAG, whose outputs
                     own to stage k-1                                stage k+1           have long arrived
+
+In rounds (links.py) the outputs of step t go with the states of step t+2, when step t+1 begins.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from parlay.coupling import Pair
-from parlay.engines.links import Arrival, Neighbour
+from parlay.engines.links import Arrival, Neighbour, Rounds
 from parlay.engines.shares import Share
 from parlay.interface import Cut, Interface
 from parlay.timeline import Recorder
@@ -55,8 +57,13 @@ class Exchange:
         dtype: torch.dtype,
         multipliers: bool,
         recorder: Recorder,
+        rounds: Rounds | None = None,
     ) -> None:
-        self.interface, self.cut, self.before, self.behind = interface, cut, before, behind
+        if rounds is not None:
+            before, behind = (each.within(rounds) if each is not None else None for each in (before, behind))
+            rounds.meet([each for each in (before, behind) if each is not None])
+        self.interface, self.cut, self._before, self._behind = interface, cut, before, behind
+        self._rounds = rounds
         self._dtype, self._multipliers, self._recorder = dtype, multipliers, recorder
         self._ahead: Ahead | None = None
         self._output: Arrival | None = None
@@ -66,22 +73,23 @@ class Exchange:
         """What this step needs; and the next one's is set on its way, as is this one's output from the stage before."""
         ahead = self._ahead or self._ask(share, step)
         self._ahead = self._ask(following, step) if following is not None else None
-        if self.interface is not None and self.before is not None:
+        self._go()
+        if self.interface is not None and self._before is not None:
             shape = (share.count(share.turn_before), *self.interface.cut.small)
-            self._output = self.before.up.receive(shape, self._dtype)
+            self._output = self._before.up.receive(shape, self._dtype)
         return ahead
 
     def _ask(self, share: Share, step: int) -> Ahead:
         own, arrivals = None, []
-        if self.cut is not None and self.behind is not None:
+        if self.cut is not None and self._behind is not None:
             shape = (share.count(share.turn), *self.cut.small)
-            arrivals = [self.behind.down.receive(shape, self._dtype) for _ in range(2 if self._multipliers else 1)]
-        if self.interface is not None and self.before is not None:
+            arrivals = [self._behind.down.receive(shape, self._dtype) for _ in range(2 if self._multipliers else 1)]
+        if self.interface is not None and self._before is not None:
             with self._recorder.span("send", step):
                 own = self.interface.kept(share.rows)
                 for part in own.of(share.turn_before):
                     if part is not None:
-                        self.before.down.send(part)
+                        self._before.down.send(part)
         return Ahead(own, arrivals)
 
     def target(self, ahead: Ahead, step: int) -> Pair:
@@ -91,10 +99,10 @@ class Exchange:
 
     def send(self, small: Tensor, step: int) -> Tensor:
         """The outputs, to the stage behind. Gives them as they will arrive there."""
-        assert self.behind is not None
+        assert self._behind is not None
         with self._recorder.span("send", step):
             sent = small.detach().to(self._dtype)
-            self.behind.up.send(sent)
+            self._behind.up.send(sent)
         return sent.float()
 
     def finish(self, share: Share, pair: Pair, adjoint: Tensor, beta: Tensor, step: int) -> list[Tensor]:
@@ -105,14 +113,19 @@ class Exchange:
 
     def flush(self) -> list[Tensor]:
         """All that is on its way arrives, and the interface is up to date."""
+        self._go()
         violations = self._renewed(0)
         for arrival in self._ahead.behind if self._ahead else []:
             arrival.wait()
         self._ahead = None
-        for neighbour in (self.before, self.behind):
+        for neighbour in (self._before, self._behind):
             if neighbour is not None:
                 neighbour.settle()
         return violations
+
+    def _go(self) -> None:
+        if self._rounds is not None:
+            self._rounds.begin()
 
     def _renewed(self, keep: int) -> list[Tensor]:
         violations = []

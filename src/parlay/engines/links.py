@@ -4,13 +4,17 @@ A link is one way between two ranks and a group of its own, so what goes up and 
 other's order. On CPUs a message is gloo's broadcast in a group of two: unlike its send and receive, that says when it
 is done, so a wait can go in short slices between which signals are handled and a dead peer is given up. Where every
 process has a GPU it is NCCL's send and receive, and a wait holds the stream, not the process.
+
+NCCL's kernels wait on the GPU for their neighbours, and whatever makes CUDA wait for a still GPU (a kernel that is used
+for the first time) waits for them. So nothing may be posted there that a neighbour answers only after work of its own:
+the messages of a parallel step go in one round, which all processes begin at the same place.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -54,26 +58,89 @@ class Waits:
 
 
 @final
+class Round:
+    """Messages that go together."""
+
+    def __init__(self) -> None:
+        self.messages: list[dist.P2POp] = []
+        self._works: list[Any] | None = None
+
+    def begin(self) -> None:
+        self._works = dist.batch_isend_irecv(self.messages) if self.messages else []
+
+    def is_completed(self) -> bool:
+        return self._works is not None and all(work.is_completed() for work in self._works)
+
+    def wait(self) -> None:
+        """Once for all its messages: it is always the same stream that waits."""
+        assert self._works is not None, "a round that has not begun"
+        while self._works:
+            self._works.pop().wait()
+
+
+@final
+class Rounds:
+    """One round after the other, in one group: a message belongs to the one that `begin` will begin next."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.next = Round()
+
+    def begin(self) -> None:
+        ended, self.next = self.next, Round()
+        ended.begin()
+
+    def meet(self, neighbours: Sequence[Neighbour]) -> None:
+        """NCCL connects at the first message, and needs a still GPU for it: better before anything runs."""
+        arrivals = []
+        for neighbour in neighbours:
+            there, back = neighbour.up, neighbour.down
+            if dist.get_rank() != there.source:
+                there, back = back, there
+            there.send(torch.zeros(1, device=there.device))
+            arrivals.append(back.receive((1,), torch.float32))
+        self.begin()
+        for arrival in arrivals:
+            arrival.wait()
+            if arrival.device.type == "cuda":
+                torch.cuda.synchronize(arrival.device)
+
+
+@final
 class Arrival:
     """A tensor on its way here."""
 
     def __init__(self, link: Link, buffer: Tensor, work: Any) -> None:
         self._link, self._buffer, self._work = link, buffer, work
+        self.device = link.device
 
     def wait(self) -> Tensor:
         self._link.finish(self._work)
-        return self._buffer.to(self._link.device)
+        return self._buffer.to(self.device)
 
 
 @final
 class Link:
     """One way between this process and another. Both ends give shapes and types in the same order."""
 
-    def __init__(self, group: Any, source: int, target: int, peer: str, device: torch.device, waits: Waits) -> None:
+    def __init__(
+        self,
+        group: Any,
+        source: int,
+        target: int,
+        peer: str,
+        device: torch.device,
+        waits: Waits,
+        rounds: Rounds | None = None,
+    ) -> None:
         self.group, self.source, self.target, self.peer, self.device = group, source, target, peer, device
-        self.waits = waits
+        self.waits, self.rounds = waits, rounds
         self._nccl = dist.get_backend(group) == "nccl"
         self._sent: deque[tuple[Any, Tensor]] = deque()
+
+    def within(self, rounds: Rounds) -> Link:
+        """The same way, in rounds."""
+        return Link(rounds.group, self.source, self.target, self.peer, self.device, self.waits, rounds)
 
     def send(self, tensor: Tensor) -> None:
         """Post a tensor, which must not change until it has gone. Feature maps travel, and arrive, channels last."""
@@ -82,12 +149,7 @@ class Link:
         while self._sent and (len(self._sent) >= IN_FLIGHT or self._sent[0][0].is_completed()):
             self.finish(self._sent.popleft()[0])
         tensor = _flat(tensor.detach() if self._nccl else tensor.detach().to("cpu"))
-        with self._lost():
-            if self._nccl:
-                work = dist.isend(tensor, self.target, group=self.group)
-            else:
-                work = dist.broadcast(tensor, self.source, group=self.group, async_op=True)
-        self._sent.append((work, tensor))
+        self._sent.append((self._posted(tensor, dist.isend, self.target), tensor))
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> Arrival:
         """Make ready for a tensor; `wait` gives it."""
@@ -96,11 +158,16 @@ class Link:
         buffer = torch.empty(shape, dtype=dtype, device=place, memory_format=form)
         if buffer.numel() == 0:
             return Arrival(self, buffer, None)
+        return Arrival(self, buffer, self._posted(_flat(buffer), dist.irecv, self.source))
+
+    def _posted(self, tensor: Tensor, how: Callable[..., Any], peer: int) -> Any:
+        if self.rounds is not None:
+            self.rounds.next.messages.append(dist.P2POp(how, tensor, peer, group=self.group))
+            return self.rounds.next
         with self._lost():
             if self._nccl:
-                return Arrival(self, buffer, dist.irecv(_flat(buffer), self.source, group=self.group))
-            work = dist.broadcast(_flat(buffer), self.source, group=self.group, async_op=True)
-            return Arrival(self, buffer, work)
+                return how(tensor, peer, group=self.group)
+            return dist.broadcast(tensor, self.source, group=self.group, async_op=True)
 
     def meet(self) -> None:
         """For NCCL, which connects at the first message and needs a still GPU for it: better before anything runs."""
@@ -115,7 +182,7 @@ class Link:
         if work is None:
             return
         with self._lost():
-            if not self._nccl:
+            if not self._nccl and self.rounds is None:
                 self.waits.until(work.is_completed, self.peer)
             work.wait()
 
@@ -134,6 +201,9 @@ class Neighbour:
 
     def __init__(self, up: Link, down: Link) -> None:
         self.up, self.down = up, down
+
+    def within(self, rounds: Rounds) -> Neighbour:
+        return Neighbour(self.up.within(rounds), self.down.within(rounds))
 
     def meet(self) -> None:
         self.up.meet()

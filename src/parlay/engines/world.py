@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from parlay.engines.crew import Crew
-from parlay.engines.links import Link, Lost, Neighbour, Waits
+from parlay.engines.links import Link, Lost, Neighbour, Rounds, Waits
 from parlay.errors import InputError
 from parlay.launch import heartbeat, places
 from parlay.launch.meeting import meet
@@ -96,8 +96,8 @@ class World(Crew):
             everybody = list(range(self.size))
             self.pulse = self._group(everybody, POSTED * patience, "gloo")
             self._control = self._group(everybody, LONG * patience, "gloo")
-            self._flags = self._group(everybody, POSTED * patience, "nccl") if self.own_gpu else None
-            if self._flags is not None:
+            self._gpus = self._group(everybody, POSTED * patience, "nccl") if self.own_gpu else None
+            if self._gpus is not None:
                 self.agreed(torch.zeros((), device=device)).wait()
                 torch.cuda.synchronize(device)
 
@@ -122,6 +122,10 @@ class World(Crew):
                         with heartbeat.blocked():
                             found[peer].meet()
         return found.get(self.stage - 1), found.get(self.stage + 1)
+
+    def rounds(self) -> Rounds | None:
+        """For messages that must go together: those between GPUs."""
+        return Rounds(self._gpus) if self._gpus is not None else None
 
     def _pair(self, a: int, b: int) -> Any:
         patience = timedelta(seconds=POSTED * heartbeat.patience())
@@ -176,7 +180,7 @@ class World(Crew):
     def agreed(self, flag: Tensor) -> Any:
         """Begin to make a number on the GPU the greatest that any process has."""
         with self.naming_the_lost():
-            return dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._flags, async_op=True)
+            return dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._gpus, async_op=True)
 
     def finish(self, work: Any, times: int = 1) -> None:
         """Wait for something that gloo does: in slices, so that signals are handled."""

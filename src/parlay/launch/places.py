@@ -7,11 +7,7 @@ from dataclasses import dataclass
 
 from parlay.errors import InputError
 
-FOR_NCCL = {
-    # Its kernels wait for neighbours. None of the others may need a still GPU to be loaded, or stand behind one of them
-    "CUDA_MODULE_LOADING": "EAGER",
-    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-}
+FOR_NCCL = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # its kernels wait for neighbours: no other may stand behind one
 
 
 @dataclass(frozen=True)
