@@ -35,13 +35,7 @@ RUNS: Rows = {
         for k in (3, 2)
         for method, more in (("local", ""), ("dni", " --lr 0.02"), ("auxnet", ""), ("delayed", ""))
     },
-    **{f"try-k{k}-beta-8": (f"{R20} --method replay --stages {k} --beta 8", (0, 1, 2)) for k in (2, 3)},
-    "try-k6-beta-8": (f"{R20} --method replay --stages 6 --beta 8", (0,)),
-    "try-k6-b64-beta-8": (f"{R20} {B64} --method replay --stages 6 --beta 8", (0, 1, 2)),
-    "try-k6-b64-beta-1": (f"{R20} {B64} --method replay --stages 6 --beta 1", (0,)),
-    "try-k9-b64-beta-8": (f"{R20} {B64} --method replay --stages 9 --beta 8", (0,)),
     "try-k9-b64-shrink-0.7": (f"{R20} {B64} --method replay --stages 9 {SHRINK}", (0,)),
-    "try-resnet110-k3-beta-8": (f"{R110} --method replay --stages 3 --beta 8", (0,)),
     "try-resnet110-k3-beta-14": (f"{R110} --method replay --stages 3 --beta 14", (0,)),
     "try-k6-beta-20": (f"{R20} --method replay --stages 6 --beta 20", (0,)),
 }
