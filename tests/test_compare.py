@@ -242,6 +242,14 @@ def test_a_folder_with_other_runs_is_refused(out: Path, capsys: pytest.CaptureFi
     assert {**stamps(out), "al-s1": 0} == {**before, "al-s1": 0}
 
 
+def test_runs_with_another_default_of_their_method_are_refused(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = out / "al-s0" / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("state-step = 1.0", "state-step = 0.9"))
+    capsys.readouterr()
+    assert again(out) == 2
+    assert answer(capsys).endswith("al-s0 holds a run with state-step 0.9, not 1.0: write another --out, or delete it")
+
+
 def test_a_cut_by_cost_is_measured_once_for_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = iter(["1", "2", "3"])
     set_up = run.set_up

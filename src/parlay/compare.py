@@ -101,7 +101,8 @@ def plan(rows: Sequence[Row], seeds: Sequence[int], base: Mapping[str, Any], out
         keys = {**{name: value for name, value in base.items() if name not in left_out}, **row.keys, "out": None}
         with _naming(row.text):
             made[row.text] = Recipe(**{**keys, "seed": seeds[0]})
-    _check_rows(made)
+    for text, filled in _filled(made).items():
+        made[text] = replace(made[text], **filled)
     found = []
     for row in rows:
         folders = [out / f"{row.name}-s{seed}" for seed in seeds]
@@ -193,8 +194,11 @@ def _value(name: str, text: str, kind: str) -> Any:
         raise InputError(f"{name} is '{text}': write {form}") from None
 
 
-def _check_rows(made: Mapping[str, Recipe]) -> None:
-    """Whatever can be refused is refused before the first run."""
+def _filled(made: Mapping[str, Recipe]) -> dict[str, dict[str, Any]]:
+    """What the methods fill in, so that a run made with another default is not taken for one of these.
+
+    Whatever can be refused is refused here, before the first run.
+    """
     from parlay import run
 
     seen: dict[Recipe, str] = {}
@@ -205,6 +209,7 @@ def _check_rows(made: Mapping[str, Recipe]) -> None:
         if resolved in seen:
             raise InputError(f"'{seen[resolved]}' and '{text}' are the same: leave one of them out")
         seen[resolved] = text
+    return {text: {key: getattr(own, key) for key in run.method_keys(own.method)} for own, text in seen.items()}
 
 
 def _cut_once(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
