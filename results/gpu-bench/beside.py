@@ -63,8 +63,8 @@ def quoted(method: str, stages: int, downsample: int) -> str:
 def nccl(told: Record) -> str:
     where = ", ".join(dict.fromkeys(told["environment"]["devices"]))
     lines = [
-        f"{told['processes']} processes ({where}) ended {told['steps']} steps with weights that differ by "
-        f"{told['relative_difference']:.1e}, relative to their norm, from those of one process.",
+        f"{told['processes']} processes ({where}, `{told.get('method', 'al')}`) ended {told['steps']} steps with "
+        f"weights that differ by {told['relative_difference']:.1e}, relative to their norm, from those of one process.",
         "",
         *(f"    {command}" for command in told["commands"]),
     ]
@@ -82,7 +82,7 @@ def tests(text: str) -> str:
     return f"{', '.join(told)}: [tests.txt](tests.txt)."
 
 
-PARTS = {"stores": stores, "shares": shares, "nccl": nccl}
+PARTS = {"stores": stores, "shares": shares, "nccl": nccl, "nccl-replay": nccl}
 """By the name of their JSON file."""
 
 

@@ -1,6 +1,6 @@
 """Three processes over NCCL against one process: the same weights?
 
-    python results/gpu-bench/nccl.py [--out FOLDER]
+    python results/gpu-bench/nccl.py [--method replay] [--out FOLDER]
 
 NCCL refuses two processes on one GPU of a host, so on one GPU each poses as a host of its own (NCCL_HOSTID), started by
 its own `torchrun`: what crosses an interface goes over NCCL's transport between hosts. A check of weights alone.
@@ -32,19 +32,23 @@ HOST = f"--nnodes {STAGES} --nproc-per-node 1 --master-addr 127.0.0.1 --master-p
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--out", type=Path, default=HERE)
-    out = ask.parse_args().out
-    alone = f"-m parlay.cli {TRAIN.replace('sequential', 'auto')} --engine in-process"
-    ended([python(f"{alone} --out {out / 'one-process'}", {})], out)
-    hosts = [f"-m torch.distributed.run {HOST} --node-rank {n} -m parlay.cli {TRAIN}" for n in range(STAGES)]
+    ask.add_argument("--method", default="al")
+    given = ask.parse_args()
+    out, name = given.out, "nccl" if given.method == "al" else f"nccl-{given.method}"
+    train = f"{TRAIN} --method {given.method}"
+    alone = f"-m parlay.cli {train.replace('sequential', 'auto')} --engine in-process"
+    ended([python(f"{alone} --out {out / f'{name}-one-process'}", {})], out)
+    hosts = [f"-m torch.distributed.run {HOST} --node-rank {n} -m parlay.cli {train}" for n in range(STAGES)]
     names = [
         {"NCCL_HOSTID": f"host-{n}", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"} for n in range(STAGES)
     ]
-    ended([python(f"{host} --out {out / 'nccl'}", own) for host, own in zip(hosts, names, strict=True)], out)
-    one, three = (load_file(out / name / "model.safetensors") for name in ("one-process", "nccl"))
-    difference = torch.cat([(one[name].float() - three[name].float()).flatten() for name in one])
+    ended([python(f"{host} --out {out / name}", own) for host, own in zip(hosts, names, strict=True)], out)
+    one, three = (load_file(out / run / "model.safetensors") for run in (f"{name}-one-process", name))
+    difference = torch.cat([(one[key].float() - three[key].float()).flatten() for key in one])
     whole = torch.cat([value.float().flatten() for value in one.values()])
     told = {
         "processes": STAGES,
+        "method": given.method,
         "relative_difference": float(difference.norm() / whole.norm()),
         "steps": EPOCHS * SAMPLES // BATCH,
         "environment": records.environment([torch.cuda.get_device_name()]),
@@ -53,8 +57,10 @@ def main() -> None:
             *(f"NVIDIA_TF32_OVERRIDE=0 NCCL_HOSTID=host-{n} python {host}" for n, host in enumerate(hosts)),
         ],
     }
-    records.write_json(out / "nccl.json", told)
-    print(f"three processes over NCCL: relative difference {told['relative_difference']:.1e}", flush=True)
+    records.write_json(out / f"{name}.json", told)
+    print(
+        f"{given.method}, three processes over NCCL: relative difference {told['relative_difference']:.1e}", flush=True
+    )
 
 
 def python(words: str, names: dict[str, str]) -> subprocess.Popen[bytes]:
