@@ -1,6 +1,6 @@
 """The main job on the embedded data: ResNet-20 on 8x8 digits, serially and with its layers in parallel.
 
-Seven runs of the same network, data, seed and epochs, and a forecast for a device per stage; a table at the end and a
+Nine runs of the same network, data, seed and epochs, and a forecast for a device per stage; a table at the end and a
 page to open.
 """
 
@@ -18,6 +18,7 @@ METHODS = {
     "penalty": {"method": "penalty", "schedule": "parallel"},
     "al": {"method": "al", "schedule": "parallel"},
     "ds-sph-al": {"method": "al", "schedule": "alternate:4:1", "downsample": 2},
+    "replay": {"method": "replay", "schedule": "parallel"},
 }
 
 
