@@ -41,7 +41,7 @@ ON_THEIR_WAY = streaming.STOPPED["replay"]
 
 
 def in_rounds(ranks: int, folder: Path) -> dict[str, Ran]:
-    World.rounds = lambda self: Rounds(dist.new_group(list(range(self.size))))  # type: ignore[method-assign]
+    World.rounds = lambda self: Rounds(dist.new_group(list(range(self.size))), self.stage)  # type: ignore[method-assign]
     options: dict[str, Any] = {"replicas": 2} if ranks == 4 else {}
     found = {name: case.run("distributed", **options) for name, case in CASES[ranks].items()}
     if ranks == 2:

@@ -82,13 +82,14 @@ class Round:
 class Rounds:
     """One round after the other, in one group: a message belongs to the one that `begin` will begin next."""
 
-    def __init__(self, group: Any) -> None:
-        self.group = group
+    def __init__(self, group: Any, stage: int) -> None:
+        self.group, self.stage = group, stage
         self.next = Round()
 
     def begin(self) -> None:
-        ended, self.next = self.next, Round()
-        ended.begin()
+        begun, self.next = self.next, Round()
+        with Lost(f"stage {self.stage}", "another stage"):
+            begun.begin()
 
     def joined(self, before: Neighbour | None, behind: Neighbour | None) -> tuple[Neighbour | None, Neighbour | None]:
         """The same neighbours, in these rounds, and met: NCCL connects at the first message, and needs a still GPU."""

@@ -125,7 +125,7 @@ class World(Crew):
 
     def rounds(self) -> Rounds | None:
         """For messages that must go together: those between GPUs."""
-        return Rounds(self._gpus) if self._gpus is not None else None
+        return Rounds(self._gpus, self.stage) if self._gpus is not None else None
 
     def _pair(self, a: int, b: int) -> Any:
         patience = timedelta(seconds=POSTED * heartbeat.patience())
