@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-import test_distributed_streaming as streaming
 from parlay.engines.links import Rounds
 from parlay.engines.world import World
 from ranks import together
@@ -34,27 +32,23 @@ CASES: dict[int, dict[str, Case]] = {
         "al, bfloat16": Case(options={"store_dtype": "bfloat16"}),
         "red-black, last batch of one": Case(method=RED_BLACK, **LAST_OF_ONE),
     },
-    3: THREE | {f"streaming: {name}": case for name, case in streaming.THREE.items()},
+    3: THREE,
     4: {name: FOUR[name] for name in ("al, no batch norm, hybrid", "red-black")},
 }
-ON_THEIR_WAY = streaming.STOPPED["replay"]
 
 
-def in_rounds(ranks: int, folder: Path) -> dict[str, Ran]:
+def in_rounds(ranks: int) -> dict[str, Ran]:
     World.rounds = lambda self: Rounds(dist.new_group(list(range(self.size))), self.stage)  # type: ignore[method-assign]
     options: dict[str, Any] = {"replicas": 2} if ranks == 4 else {}
     found = {name: case.run("distributed", **options) for name, case in CASES[ranks].items()}
     if ranks == 2:
         found |= {how: STOPPED.run("distributed", loss=Spoiler(8, how)) for how in ("signal", "nan")}
-        for resume, name in ((False, "stopped on their way"), (True, "resumed")):
-            loss = {} if resume else {"loss": Spoiler(streaming.AT, "signal")}
-            found[name] = ON_THEIR_WAY.run("distributed", out=folder, resume=resume, **loss)
     return found
 
 
 @pytest.mark.parametrize("ranks", CASES)
-def test_processes_that_exchange_in_rounds_train_as_one_process(ranks: int, tmp_path: Path) -> None:
-    answers = together(ranks, in_rounds, ranks, tmp_path / "run", timeout=90)
+def test_processes_that_exchange_in_rounds_train_as_one_process(ranks: int) -> None:
+    answers = together(ranks, in_rounds, ranks, timeout=90)
     for name, case in CASES[ranks].items():
         rounded = case.options.get("store_dtype") == "bfloat16"
         assert_same(
@@ -65,5 +59,3 @@ def test_processes_that_exchange_in_rounds_train_as_one_process(ranks: int, tmp_
         diverged, alone = answers[0]["nan"], STOPPED.run(loss=Spoiler(8, "nan"))
         assert (diverged.status, diverged.message) == ("diverged", alone.message)
         assert off(diverged, alone) < ROUNDING
-        assert answers[0]["stopped on their way"].status == "interrupted"
-        assert off(answers[0]["resumed"], ON_THEIR_WAY.run()) < ROUNDING

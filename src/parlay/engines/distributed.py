@@ -95,19 +95,20 @@ class Distributed(Engine):
         self.k, self.first, self.last = world.stage, world.stage == 0, world.stage == world.stages - 1
         self.totals = Totals()
         self.recorder = Recorder(world.rank, timeline > 0)
-        self._before, self._behind = before, behind = given = world.neighbours(stage.device)
+        self._before, self._behind = before, behind = world.neighbours(stage.device)
         with_multipliers = isinstance(coupling, Coupling) and coupling.keeps_multipliers
-        rounds = world.rounds()
-        with heartbeat.blocked():
-            joined = rounds.joined(before, behind) if rounds is not None else given
+        rounds = world.rounds() if isinstance(coupling, Coupling) else None
         self._shares = Shares(coupling, len(feed), self.k, world.stages, world.replica, world.replicas)
-        self._exchange = Exchange(interface, cut, *joined, store_dtype, with_multipliers, self.recorder, rounds)
+        with heartbeat.blocked():
+            self._exchange = Exchange(
+                interface, cut, before, behind, store_dtype, with_multipliers, self.recorder, rounds
+            )
         self._chain = Chain(before, behind, () if self.first else shapes[self.k - 1], self.recorder)
         self._ledger = Ledger(world)
         self._relay: Relay | None = None
         if isinstance(coupling, Streaming):
             assert station is not None
-            self._relay = Relay(coupling, station, joined, given, feed, world, self.recorder, rounds)
+            self._relay = Relay(coupling, station, before, behind, feed, world, self.recorder)
         self._say = say
         on_device = world.own_gpu and stage.can_be_recorded
         trained = station.parts() if station is not None else [stage]

@@ -59,6 +59,9 @@ class Exchange:
         recorder: Recorder,
         rounds: Rounds | None = None,
     ) -> None:
+        if rounds is not None:
+            before, behind = (each.within(rounds) if each is not None else None for each in (before, behind))
+            rounds.meet([each for each in (before, behind) if each is not None])
         self.interface, self.cut, self._before, self._behind = interface, cut, before, behind
         self._rounds = rounds
         self._dtype, self._multipliers, self._recorder = dtype, multipliers, recorder

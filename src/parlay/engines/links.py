@@ -91,13 +91,8 @@ class Rounds:
         with Lost(f"stage {self.stage}", "another stage"):
             begun.begin()
 
-    def joined(self, before: Neighbour | None, behind: Neighbour | None) -> tuple[Neighbour | None, Neighbour | None]:
-        """The same neighbours, in these rounds, and met: NCCL connects at the first message, and needs a still GPU."""
-        before, behind = (each.within(self) if each is not None else None for each in (before, behind))
-        self._meet([each for each in (before, behind) if each is not None])
-        return before, behind
-
-    def _meet(self, neighbours: Sequence[Neighbour]) -> None:
+    def meet(self, neighbours: Sequence[Neighbour]) -> None:
+        """NCCL connects at the first message, and needs a still GPU for it: better before anything runs."""
         arrivals = []
         for neighbour in neighbours:
             there, back = neighbour.up, neighbour.down

@@ -5,8 +5,6 @@
 
 The halves of a step are two calls of the station. What the first one makes travels during the second, and what the
 second one needs has the time of the first to arrive. So a stage waits for a neighbour only when that one is slower.
-In rounds (links.py) all that a step needs travels when it begins.
-
 Where batches enter at the last stage (`upwards`), features come with the answer and adjoints with the batch.
 
 All processes follow the same `Way`: both ends of a link know which messages there are and how many samples they hold.
@@ -26,7 +24,7 @@ from parlay.coupling.streaming import Clip, Sent, Station, Streaming, Visit
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch
 from parlay.engines.chain import DTYPES
-from parlay.engines.links import Arrival, Link, Neighbour, Rounds
+from parlay.engines.links import Arrival, Link, Neighbour
 from parlay.engines.stream import OTHER_NETWORKS, OTHER_QUEUES, Stop, Way, station_part
 from parlay.engines.world import World
 from parlay.timeline import Recorder
@@ -44,18 +42,10 @@ class Inlet:
     """Where the messages of one neighbour arrive, one at a time."""
 
     def __init__(
-        self,
-        link: Link | None,
-        shape: tuple[int, ...],
-        dtype: torch.dtype | None,
-        recorder: Recorder,
-        words: Link | None = None,
+        self, link: Link | None, shape: tuple[int, ...], dtype: torch.dtype | None, recorder: Recorder
     ) -> None:
-        """`shape` is that of a sample; where the type is None, the sender tells it before its first message, on the
-        link for words.
-        """
+        """`shape` is that of a sample; the type is told by the sender, before its first message, where it is None."""
         self._link, self._shape, self._dtype, self._recorder = link, shape, dtype, recorder
-        self._words = words
         self._rows = 0
         self._arrival: Arrival | None = None
         self._message: Tensor | None = None
@@ -71,11 +61,9 @@ class Inlet:
         if self._rows and self._message is None:
             with self._recorder.span("wait", step):
                 if self._dtype is None:
-                    assert self._words is not None
-                    self._dtype = DTYPES[int(self._words.receive((1,), torch.int64).wait())]
+                    assert self._link is not None
+                    self._dtype = DTYPES[int(self._link.receive((1,), torch.int64).wait())]
                     self._post(self._dtype)
-                    if self._link is not None and self._link.rounds is not None:
-                        self._link.rounds.begin()  # that of the sender has begun
                 assert self._arrival is not None
                 self._message = self._arrival.wait()
         return self._message
@@ -101,25 +89,21 @@ class Relay:
         self,
         method: Streaming,
         station: Station,
-        neighbours: tuple[Neighbour | None, Neighbour | None],
-        words: tuple[Neighbour | None, Neighbour | None],
+        before: Neighbour | None,
+        behind: Neighbour | None,
         feed: Feed,
         world: World,
         recorder: Recorder,
-        rounds: Rounds | None = None,
     ) -> None:
-        """`words` are the same neighbours, for what does not go in rounds."""
         self.method, self.station, self.feed, self.world = method, station, feed, world
         site = station.site
         self.k, self.stages = site.k, site.stages
         self.way = Way([method.lag(k, self.stages) for k in range(self.stages)], method.upwards)
-        self._before, self._behind = before, behind = neighbours
-        self._words, self._rounds, self._recorder = words, rounds, recorder
+        self._before, self._behind, self._recorder = before, behind, recorder
         # what a stage puts out has the type of its precision; adjoints are always in full precision
         shapes = [cut.small if cut is not None else () for cut in (site.before, site.after)]
         shapes[1] = method.returned(shapes[1])
-        up, words_up = (each.up if each is not None else None for each in (before, words[0]))
-        self._features = Inlet(up, shapes[0], None, recorder, words_up)
+        self._features = Inlet(before.up if before is not None else None, shapes[0], None, recorder)
         self._adjoints = Inlet(behind.down if behind is not None else None, shapes[1], torch.float32, recorder)
         self._introduced = False
         self._rate = 1.0
@@ -136,7 +120,6 @@ class Relay:
         """One batch enters, or none. Gives what each stage trains on in this step, and the loss of this one."""
         if batch is not None:
             self._rate = batch.rate * self.method.pace(self.k, self.stages, batch.time)
-        self._go()
         stops = self.way.enter(batch)
         mine, device = stops[self.k], self.station.stage.device
         self.station.begin(self._rate)
@@ -169,13 +152,8 @@ class Relay:
 
     def collect(self, step: int) -> None:
         """Until all that was sent to this stage has arrived."""
-        self._go()
         self._features.wait(step)
         self._adjoints.wait(step)
-
-    def _go(self) -> None:
-        if self._rounds is not None:
-            self._rounds.begin()
 
     def part(self, with_queues: bool) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint keeps; all messages have been collected."""
@@ -256,8 +234,7 @@ class Relay:
                 if not self._introduced:
                     self._introduced = True
                     word = torch.tensor([DTYPES.index(sent.output.dtype)], device=sent.output.device)
-                    assert self._words[1] is not None
-                    self._words[1].up.send(word)
+                    self._behind.up.send(word)
                 self._behind.up.send(sent.output)
         if sent.adjoint is not None and self._before is not None and self._due(self.k - 1).adjoint:
             with self._recorder.span("send", step):
