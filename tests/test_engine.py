@@ -9,11 +9,14 @@ from torch import Tensor, nn
 import parlay
 import problems
 from parlay import AugmentedLagrangian, Coupling, Penalty, models
+from parlay.engines import in_process
 from parlay.engines.base import Totals
 from parlay.engines.graphs import Graphed
 from parlay.engines.in_process import InProcess, Joint
 from parlay.errors import Diverged
 from parlay.evaluate import unchanged_buffers
+from parlay.stores.host import HostMemory
+from parlay.stores.window import Windows
 from problems import batch, engine, images, never, recorded, relative, trainer
 
 METHODS = [AugmentedLagrangian(), Penalty(), Penalty(order="joint")]
@@ -105,9 +108,9 @@ def test_a_step_through_windows_is_the_same_as_one_on_the_stores(method: Couplin
         running = engine(cut, data, method, folder=tmp_path / str(windows), optimizer=sgd, store=kind)
         running.refresh([batch(16)], never)
         if windows:
-            twins = [interface.through_windows(8) for interface in running.interfaces]
-            running._windows = [window for twin in twins for window in twin.windows()]
-            running._quick_joints = [Joint.of(twin) for twin in twins]
+            stores = [store for interface in running.interfaces for store in interface.stores()]
+            running._windows = through = Windows([store for store in stores if isinstance(store, HostMemory)], 8)
+            running._quick_joints = [Joint.of(interface.through(through)) for interface in running.interfaces]
         step = running._parallel_step
         running._parallel = lambda inputs: step(inputs, quick=True) if windows else step(inputs)
         for visit, ids in enumerate([torch.arange(8), torch.arange(8, 16), torch.tensor([15, 4, 6, 1, 3, 8, 10, 12])]):
@@ -120,6 +123,16 @@ def test_a_step_through_windows_is_the_same_as_one_on_the_stores(method: Couplin
     same_weights, same_states = stepped(windows=False)
     assert torch.equal(weights, same_weights)
     assert all(torch.equal(a, b) for a, b in zip(states, same_states, strict=True))
+
+
+def test_modules_that_were_switched_to_evaluation_are_trained(tmp_path: Path) -> None:
+    data, model = images(16), problems.with_norm()
+    model.eval()
+    running = engine(parlay.partition(model, 2, data[0]), data, AugmentedLagrangian(), folder=tmp_path)
+    assert all(module.training for module in model.modules())
+    running.evaluate([data])
+    running.serial_step(batch(16))
+    assert all(module.training for module in model.modules())
 
 
 # Random numbers
@@ -372,6 +385,22 @@ def test_recorded_steps_train_as_others_where_the_host_is_far_ahead_of_the_gpu(
     with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
         plain = trained(capture=False, wait=False)
         assert relative(trained(capture=True, wait=ahead), plain) < 1e-4
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=cuda), pytest.param(3, marks=cuda)])
+@methods
+def test_losses_that_are_looked_at_on_the_way_are_those_of_one_look_at_the_end(
+    method: Coupling, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losses(look_every: int) -> list[object]:
+        monkeypatch.setattr(in_process, "LOOK_EVERY", look_every)
+        options = {"method": method, "schedule": "alternate:2:1", "device": "cuda", "precision": "float32"}
+        fused = {"optimizer": lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9, fused=True)}
+        rows = fit(problems.without_norm(), images(61), epochs=4, **options, **fused).records
+        return [(row["losses"], row["violation"]) for row in rows]
+
+    with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
+        assert losses(every) == losses(1000)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("host", marks=cuda), pytest.param("file", marks=cuda)])

@@ -26,8 +26,8 @@ RUNS: Rows = {
     "replay-k2": (f"{R20} --method replay --stages 2", (0, 1, 2)),
     "serial-b64": (f"{R20} {B64} --method serial", (0, 1, 2)),
     "replay-k6-b64": (f"{R20} {B64} --method replay --stages 6", (0, 1, 2)),
-    "resnet110-serial": (f"{R110} --method serial", (0, 1)),
-    "resnet110-replay-k3": (f"{R110} --method replay --stages 3", (0, 1)),
+    "resnet110-serial": (f"{R110} --method serial", (0, 1, 2)),
+    "resnet110-replay-k3": (f"{R110} --method replay --stages 3", (0, 1, 2)),
     "replay-k6": (f"{R20} --method replay --stages 6", (0, 1, 2)),
     "replay-k9-b64": (f"{R20} {B64} --method replay --stages 9", (0,)),
     **{

@@ -17,7 +17,7 @@ from parlay.coupling import Coupling, Pair
 from parlay.coupling.base import penalty
 from parlay.filters import Filter
 from parlay.stores import Store
-from parlay.stores.window import Window
+from parlay.stores.window import Windows
 
 Pool = Callable[[Tensor], Tensor]
 FOLLOW = 0.1  # of the running mean square: it follows a change of the features within some ten steps
@@ -189,15 +189,15 @@ class Interface:
         self._scatter(ids, self.coupling.start(x))
         return violation
 
-    def through_windows(self, batch: int) -> Interface:
-        """The same interface for recorded steps of so many samples: they work on windows of the stores."""
-        twin = copy.copy(self)
-        twin.states = Window(self.states, batch)
-        twin.multipliers = Window(self.multipliers, batch) if self.multipliers else None
-        return twin
+    def stores(self) -> list[Store]:
+        return [store for store in (self.states, self.multipliers) if store is not None]
 
-    def windows(self) -> list[Window]:
-        return [store for store in (self.states, self.multipliers) if isinstance(store, Window)]
+    def through(self, windows: Windows) -> Interface:
+        """The same interface for recorded steps: they work on the windows of its stores."""
+        twin = copy.copy(self)
+        twin.states = windows.of(self.states)
+        twin.multipliers = windows.of(self.multipliers) if self.multipliers else None
+        return twin
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint keeps."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from parlay.stores import KINDS, HostStore, make_store
+from parlay.stores.window import Windows
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -99,3 +100,31 @@ def test_ids_may_come_on_the_gpu(tmp_path: Path) -> None:
         assert made.gather(ids).dtype == torch.bfloat16
         assert made.gather(torch.arange(8))[:, 0].tolist() == [0, 1, 1, 0, 0, 0, 0, 0]
         made.close()
+
+
+def test_batches_of_several_stores_go_together_and_last_ones_by_themselves() -> None:
+    shapes, samples, size = [(16, 32, 32), (7,), (3, 5, 5), (16, 32, 32)], 1000, 96
+    stores = [HostStore(samples, shape, torch.float32, torch.device("cuda")) for shape in shapes]
+    expected = [torch.zeros(samples, *shape) for shape in shapes]
+    windows = Windows(stores, size)
+    for _ in range(3):
+        batches = torch.split(torch.randperm(samples), size)
+        for ids, following in zip(batches, [*batches[1:], None], strict=True):
+            whole = len(ids) == size
+            if whole:
+                windows.bring(ids)
+                if following is not None:
+                    windows.prefetch(following)
+            for store, values in zip(stores, expected, strict=True):
+                seen = windows.of(store) if whole else store
+                batch = seen.gather(ids)
+                assert torch.equal(batch.cpu(), values[ids])
+                seen.scatter(ids, 2 * batch + ids.cuda().view(-1, *[1] * len(store.shape)))
+                values[ids] = 2 * values[ids] + ids.view(-1, *[1] * len(store.shape))
+            if whole:
+                windows.carry(ids)
+    for store, values in zip(stores, expected, strict=True):
+        assert torch.equal(store.tensor(), values)
+    windows.close()
+    for store in stores:
+        store.close()

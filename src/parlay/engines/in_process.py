@@ -27,11 +27,14 @@ from parlay.engines.stream import Stream
 from parlay.evaluate import Loss, evaluate, in_float32, unchanged_buffers
 from parlay.interface import Interface
 from parlay.stage import Stage
-from parlay.stores import DeviceStore
-from parlay.stores.window import Window
+from parlay.stores.host import HostMemory
+from parlay.stores.window import Windows
 
 NOTHING = torch.empty(0)
-LOOK_EVERY = 32  # recorded steps between two looks at their losses, for which the GPU is waited for; others: every step
+LOOK_EVERY = 32  # recorded steps between two looks at their losses, those of the steps before the last such; others: 1
+
+Steps = list[tuple[Batch | list[Batch | None], Tensor, int]]
+"""What steps have put out: the batch (or that of each stage, where they differ), its row, how many losses are in it."""
 
 
 class Joint(NamedTuple):
@@ -47,6 +50,14 @@ class Joint(NamedTuple):
 
     def compiled(self) -> Joint:
         return Joint(compiled(self.gather), compiled(self.local_loss), compiled(self.update))
+
+
+class Coming(NamedTuple):
+    """Rows of some steps on their way to the host."""
+
+    steps: Steps
+    rows: Tensor
+    arrived: torch.cuda.Event
 
 
 @final
@@ -83,7 +94,8 @@ class InProcess(Engine):
         self.feed = feed
         self.clip = clip
         self.totals = Totals()
-        self._seen: list[tuple[Batch | list[Batch | None], Tensor, int]] = []
+        self._seen: Steps = []
+        self._coming: Coming | None = None
         self._captured = capture
         self._unproven = compile
         self._say = say
@@ -91,13 +103,14 @@ class InProcess(Engine):
         self._ids = NOTHING
         self._following: Tensor | None = None
         device = stages[0].device
+        model.train()
         self._lanes = Lanes(len(stages), device if capture else None)
         self._joints = self._quick_joints = [Joint.of(interface) for interface in interfaces]
-        self._windows: list[Window] = []
-        if capture and not all(isinstance(interface.states, DeviceStore) for interface in interfaces):
-            windowed = [interface.through_windows(batch_size) for interface in interfaces]
-            self._windows = [window for interface in windowed for window in interface.windows()]
-            self._quick_joints = [Joint.of(interface) for interface in windowed]
+        self._windows: Windows | None = None
+        on_host = [store for interface in interfaces for store in interface.stores() if isinstance(store, HostMemory)]
+        if capture and on_host:
+            self._windows = windows = Windows(on_host, batch_size)
+            self._quick_joints = [Joint.of(interface.through(windows)) for interface in interfaces]
         if compile:
             self._quick_joints = [joint.compiled() for joint in self._quick_joints]
         if compile:
@@ -143,7 +156,7 @@ class InProcess(Engine):
         self._step(self._serial, batch, {"ids": batch.ids, **changes}, losses=1)
 
     def _step(self, step: Callable[[Inputs], Tensor], batch: Batch, inputs: Inputs, losses: int) -> None:
-        self.model.train()
+        self._train_mode()
         self._begin(batch)
         inputs["rate"] = torch.tensor(batch.rate, dtype=torch.float64)
         if self._unproven:
@@ -154,13 +167,13 @@ class InProcess(Engine):
 
     def _stream_step(self, stream: Stream, batch: Batch | None) -> None:
         """One batch enters, or none; every stage trains on the one that it has an answer to."""
-        self.model.train()
+        self._train_mode()
         if batch is not None and self._unproven and stream.recorded:
             self._prove_compiled(batch)
         trained, inputs = stream.enter(batch)
         if stream.recorded and stream.steady:  # what has random numbers draws them from one stream then
             if batch is not None:
-                torch.manual_seed(batch.random(0))
+                _seed(self.stages[0].device, batch.random(0))
             row = self._streaming(self._on_device(inputs))
         else:
             row = stream.step(inputs)
@@ -182,8 +195,20 @@ class InProcess(Engine):
 
     def _see(self, batch: Batch | list[Batch | None], row: Tensor, losses: int) -> None:
         self._seen.append((batch, row, losses))
-        if len(self._seen) >= (LOOK_EVERY if self._captured else 1):
+        if not self._captured:
             self.drain()
+        elif len(self._seen) >= LOOK_EVERY:
+            self._look()
+
+    def _look(self) -> None:
+        """At losses that have come; those of the last steps are sent on their way. The GPU is not waited for."""
+        seen, self._seen = self._seen, []
+        here = torch.stack([row for _, row, _ in seen])
+        rows = torch.empty(here.shape, dtype=here.dtype, pin_memory=True).copy_(here, non_blocking=True)
+        before, self._coming = self._coming, Coming(seen, rows, torch.cuda.current_stream(here.device).record_event())
+        if before is not None:
+            before.arrived.synchronize()
+            self._add(before.steps, before.rows)
 
     def _prove_compiled(self, batch: Batch) -> None:
         """One pass there and back that changes nothing; where the compiler fails, the blocks stay as they are."""
@@ -207,7 +232,15 @@ class InProcess(Engine):
     def _begin(self, batch: Batch) -> None:
         """Random numbers inside the network depend on the step and the stage alone."""
         self._seeds = [batch.random(k) for k in range(len(self.stages))]
-        torch.manual_seed(self._seeds[0])
+        if self._captured:
+            _seed(self.stages[0].device, self._seeds[0])
+        else:
+            torch.manual_seed(self._seeds[0])
+
+    def _train_mode(self) -> None:
+        """Asking all modules of a deep network takes as long as some of its kernels."""
+        if not self.model.training:
+            self.model.train()
 
     def _forward(self, k: int, x: Tensor, quick: bool = False) -> Tensor:
         if not self._captured:  # a recorded step has one stream of random numbers, seeded before it
@@ -217,13 +250,14 @@ class InProcess(Engine):
     @contextmanager
     def _through_windows(self) -> Iterator[None]:
         """Around a recorded step: states come from the host and go back there, while others are computed."""
-        for window in self._windows:
-            window.bring(self._ids)
-            if self._following is not None:
-                window.prefetch(self._following)
+        if self._windows is None:
+            yield
+            return
+        self._windows.bring(self._ids)
+        if self._following is not None:
+            self._windows.prefetch(self._following)
         yield
-        for window in self._windows:
-            window.carry(self._ids)
+        self._windows.carry(self._ids)
 
     def _forget(self) -> None:
         """Of a step that could not be recorded nothing may stay behind."""
@@ -390,16 +424,23 @@ class InProcess(Engine):
         return evaluate(self.forward, loss or self.loss, batches)
 
     def drain(self) -> Totals:
-        """Take the losses of the last steps from the device, look at them, and add them up."""
+        """Take the losses of all steps from the device, look at them, and add them up."""
         seen, self._seen = self._seen, []
-        rows = _host([row for _, row, _ in seen])
-        for (batch, _, losses), row in zip(seen, rows, strict=True):
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.arrived.synchronize()
+            self._add(coming.steps, coming.rows)
+        if seen:
+            self._add(seen, torch.stack([row for _, row, _ in seen]))  # one copy takes them
+        return self.totals
+
+    def _add(self, steps: Steps, rows: Tensor) -> None:
+        for (batch, _, losses), row in zip(steps, rows.tolist(), strict=True):
             raise_if_not_finite(batch, row[:losses], len(self.stages))
             if isinstance(batch, Batch):
                 self.totals.add(len(batch.ids), row[:losses], row[losses:])
             else:
                 self.totals.add_apart([len(b.ids) if b is not None else 0 for b in batch], row)
-        return self.totals
 
     def parts(self, with_states: bool) -> dict[str, dict[str, Tensor]]:
         parts = {f"stage-{k}": stage.tensors() for k, stage in enumerate(self.stages)}
@@ -447,8 +488,12 @@ class InProcess(Engine):
         return {**super().facts(), "staleness": self.coupling.staleness(len(self.stages))}
 
     def close(self) -> None:
-        for interface in self.interfaces:
-            interface.close()
+        try:
+            if self._windows is not None:
+                self._windows.close()
+        finally:
+            for interface in self.interfaces:
+                interface.close()
 
     def _clip(self, gradients: list[Tensor]) -> None:
         if self.clip is not None:
@@ -461,9 +506,11 @@ def _row(*columns: list[Tensor]) -> Tensor:
     return torch.stack([value.float().to(values[0].device) for value in values])
 
 
-def _host(rows: list[Tensor]) -> list[list[float]]:
-    """The rows of several steps, in one copy."""
-    return [[float(v) for v in row] for row in torch.stack(rows).tolist()] if rows else []
+def _seed(device: torch.device, seed: int) -> None:
+    """`torch.manual_seed` for what recorded steps draw from. That one asks every kind of device, at each step."""
+    torch.default_generator.manual_seed(seed)
+    with torch.cuda.device(device):
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
 
 
 def _always(inputs: Inputs) -> bool:  # noqa: ARG001

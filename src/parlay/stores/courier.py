@@ -1,7 +1,7 @@
 """Between host and GPU: batches of rows go in and out while the GPU trains."""
 
 from collections import deque
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +11,27 @@ from typing import final
 import numpy as np
 import torch
 from torch import Tensor
+
+Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+ALIGNED = 256  # bytes: where compiled code expects a tensor to begin
+HANDS = 4  # threads that copy rows, at most
+
+
+def parts(parcel: Tensor, contents: Sequence[Tensor], count: int) -> list[Tensor]:
+    """`count` rows of each of these contents, which lie one after the other in a parcel: views of its bytes."""
+    found, begin = [], 0
+    for rows in contents:
+        end = begin + count * rows.shape[1] * rows.itemsize
+        found.append(parcel[begin:end].view(rows.dtype).view(count, rows.shape[1]))
+        begin = _aligned(end)
+    return found
+
+
+def parcel_bytes(contents: Sequence[Tensor], count: int) -> int:
+    end = 0
+    for rows in contents:
+        end = _aligned(end) + count * rows.shape[1] * rows.itemsize
+    return end
 
 
 @dataclass(frozen=True)
@@ -33,6 +54,11 @@ class _Write:
 class Courier:
     """Carries batches between rows in host memory and a GPU, behind the back of the one who trains.
 
+    `contents` are rows of one or several stores: those of a batch go together, as one parcel of bytes. What costs the
+    one who trains is each call of Python, and that other threads call it too; so a step makes two of them, whatever
+    the number of stores. (With two threads and two calls for each store, ResNet-110 in three stages took 6.7 ms and
+    more in place of 5.5 a step on an H200.)
+
     One thread reads rows and one writes them, each in the order in which it was asked. A read waits for writes of the
     same rows that came before it: so a gather sees every scatter. Other reads wait for nothing, and are done steps
     before they are needed. Copies run on two side streams, one for each direction, from and to pinned buffers;
@@ -45,15 +71,17 @@ class Courier:
     # Finished steps of which the values may be still on their way: bounds the pinned memory when writing is slow.
     WRITES = 2
 
-    def __init__(self, rows: Tensor, device: torch.device) -> None:
-        self._rows = rows
+    def __init__(self, contents: Sequence[Tensor], device: torch.device) -> None:
+        self._contents = list(contents)
         # Copied by numpy, row by row in one thread: torch divides even this among all cores, and their meeting again
         # takes longer than 8 MiB (4.9 ms in place of 0.6 on two cores of which one was busy).
-        self._bytes = _as_bytes(rows)
+        self._bytes = [_as_bytes(rows) for rows in contents]
         self._device = device
         self._inward, self._outward = _side_streams(device)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="parlay-read")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="parlay-write")
+        hands = min(HANDS, (len(self._contents) + 1) // 2)
+        self._hands = ThreadPoolExecutor(hands, thread_name_prefix="parlay-rows") if hands > 1 else None
         self._ahead: _Ahead | None = None
         self._writes: deque[_Write] = deque()
 
@@ -61,29 +89,30 @@ class Courier:
         self._ahead = self._ask(ids.tolist())
 
     def fetch(self, ids: Tensor) -> Tensor:
+        """Their parcel, on the device."""
         wanted = ids.tolist()
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead.ids != wanted:
             ahead = self._ask(wanted)
-        batch, arrived = ahead.batch.result()
+        parcel, arrived = ahead.batch.result()
         while self._writes and self._writes[0].done.done():
             self._writes.popleft().done.result()  # failed writes come out here
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(arrived)
-        # The batch was allocated on the side stream: without this its memory could be reused under our reads.
-        batch.record_stream(stream)
-        return batch
+        # The parcel was allocated on the side stream: without this its memory could be reused under our reads.
+        parcel.record_stream(stream)
+        return parcel
 
-    def bring(self, ids: Tensor, values: Tensor) -> None:
-        """`values` are the courier's from here on: they are read later, on another stream."""
+    def bring(self, ids: Tensor, parcel: Tensor) -> None:
+        """The parcel is the courier's from here on: it is read later, on another stream."""
         places = ids.tolist()
         while len(self._writes) >= self.WRITES:
             self._writes.popleft().done.result()
         self._outward.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._outward):
-            buffer = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            buffer.copy_(values, non_blocking=True)
-            values.record_stream(self._outward)
+            buffer = torch.empty(parcel.shape, dtype=torch.uint8, pin_memory=True)
+            buffer.copy_(parcel, non_blocking=True)
+            parcel.record_stream(self._outward)
             arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             arrived.record(self._outward)
         done = self._writer.submit(self._write, places, buffer, arrived)
@@ -104,8 +133,9 @@ class Courier:
         try:
             self.settle()
         finally:
-            self._reader.shutdown()
-            self._writer.shutdown()
+            for pool in (self._reader, self._writer, self._hands):
+                if pool is not None:
+                    pool.shutdown()
 
     def _ask(self, ids: list[int]) -> _Ahead:
         before = [write.done for write in self._writes if not write.ids.isdisjoint(ids)]
@@ -114,13 +144,28 @@ class Courier:
     def _read(self, ids: list[int], before: list[Future[None]]) -> tuple[Tensor, torch.cuda.Event]:
         futures.wait(before)
         with torch.cuda.stream(self._inward):
-            buffer = torch.empty(len(ids), self._rows.shape[1], dtype=self._rows.dtype, pin_memory=True)
-            np.take(self._bytes, ids, axis=0, out=_as_bytes(buffer), mode="clip")  # "raise" would copy twice
+            buffer = torch.empty(parcel_bytes(self._contents, len(ids)), dtype=torch.uint8, pin_memory=True)
+            self._for_each(_take, ids, buffer)
             return buffer.to(self._device, non_blocking=True), self._inward.record_event()
 
     def _write(self, ids: list[int], buffer: Tensor, arrived: torch.cuda.Event) -> None:
         arrived.synchronize()
-        self._bytes[ids] = _as_bytes(buffer)
+        self._for_each(_put, ids, buffer)
+
+    def _for_each(self, copy: Callable[[Bytes, Bytes, Bytes], None], ids: list[int], buffer: Tensor) -> None:
+        """Copy between the rows of every content and their part of the buffer."""
+        places = [np.array(ids)] * len(self._contents)
+        batches = [_as_bytes(part) for part in parts(buffer, self._contents, len(ids))]
+        # the copies themselves need no Python, and go on side by side
+        list((self._hands.map if self._hands else map)(copy, self._bytes, places, batches))
+
+
+def _take(rows: Bytes, places: Bytes, batch: Bytes) -> None:
+    np.take(rows, places, axis=0, out=batch, mode="clip")  # "raise" would copy twice
+
+
+def _put(rows: Bytes, places: Bytes, batch: Bytes) -> None:
+    rows[places] = batch
 
 
 @cache
@@ -133,6 +178,10 @@ def _side_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.S
     return inward, outward
 
 
-def _as_bytes(rows: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def _aligned(end: int) -> int:
+    return -(-end // ALIGNED) * ALIGNED
+
+
+def _as_bytes(rows: Tensor) -> Bytes:
     """The same memory: numpy knows no bfloat16."""
     return rows.view(torch.uint8).numpy()

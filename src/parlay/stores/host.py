@@ -18,33 +18,51 @@ class HostMemory(Store):
 
     def __init__(self, rows: Tensor, shape: Sequence[int], device: torch.device) -> None:
         super().__init__(rows, shape, device)
-        self._courier = Courier(rows, device) if device.type == "cuda" else None
+        self._courier = self._carrier = Courier([rows], device) if device.type == "cuda" else None
+
+    @property
+    def rows(self) -> Tensor:
+        """The content as a courier takes it: without waiting for what is on its way."""
+        return self._rows
+
+    def carried_by(self, courier: Courier | None) -> None:
+        """From now on: it may be one for several stores. The one before ends first what it has begun."""
+        if self._carrier is not courier:
+            self._settle()
+            self._carrier = courier
 
     def gather(self, ids: Tensor) -> Tensor:
-        rows = self._courier.fetch(ids) if self._courier else self._rows.index_select(0, ids)
-        return self._as_samples(rows)
+        if self._courier is None:
+            return self._as_samples(self._rows.index_select(0, ids))
+        self.carried_by(self._courier)
+        return self._as_samples(self._courier.fetch(ids).view(self.dtype).view(len(ids), -1))
 
     def scatter(self, ids: Tensor, values: Tensor) -> None:
         rows = self._as_rows(values)
-        if self._courier:
-            # A copy, because the caller may overwrite its values (a CUDA graph does) before they are on the host.
-            self._courier.bring(ids, rows.clone())
-        else:
+        if self._courier is None:
             self._rows.index_copy_(0, ids, rows)
+            return
+        self.carried_by(self._courier)
+        # A copy, because the caller may overwrite its values (a CUDA graph does) before they are on the host.
+        self._courier.bring(ids, rows.clone(memory_format=torch.contiguous_format).view(torch.uint8).view(-1))
 
     def prefetch(self, ids: Tensor) -> None:
-        if self._courier:
+        if self._courier is not None:
+            self.carried_by(self._courier)
             self._courier.prepare(ids)
 
     def close(self) -> None:
         super().close()
-        courier, self._courier = self._courier, None
-        if courier:
-            courier.close()
+        try:
+            self._settle()
+        finally:
+            courier, self._courier, self._carrier = self._courier, None, None
+            if courier:
+                courier.close()
 
     def _settle(self) -> None:
-        if self._courier:
-            self._courier.settle()
+        if self._carrier:
+            self._carrier.settle()
 
 
 @final
