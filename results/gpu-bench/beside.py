@@ -23,7 +23,7 @@ def stores(told: Record) -> str:
     lines += [
         "",
         f"Host over device: **{told['ratio']:.3f}** by medians; at most {WANTED} was wanted: {word}. "
-        f"By means: {means:.3f}. One run of each, so this is on the line and wants repeats. "
+        f"By means: {means:.3f}. "
         f"States and multipliers take {told['auxiliary_bytes'] / 2**30:.2f} GiB.",
         "",
         f"    {told['command']}",

@@ -56,8 +56,7 @@ class Courier:
 
     `contents` are rows of one or several stores: those of a batch go together, as one parcel of bytes. What costs the
     one who trains is each call of Python, and that other threads call it too; so a step makes two of them, whatever
-    the number of stores. (With two threads and two calls for each store, ResNet-110 in three stages took 6.7 ms and
-    more in place of 5.5 a step on an H200.)
+    the number of stores (results/gpu-bench, "States on the host").
 
     One thread reads rows and one writes them, each in the order in which it was asked. A read waits for writes of the
     same rows that came before it: so a gather sees every scatter. Other reads wait for nothing, and are done steps
