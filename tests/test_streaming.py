@@ -19,7 +19,7 @@ import problems
 from parlay.coupling import DNI, AugmentedLagrangian, AuxNet, Delayed, Local, Pair, Replay, Streaming
 from parlay.coupling.auxnet import generator
 from parlay.coupling.local import head
-from parlay.coupling.replay import FOLLOW, SWING
+from parlay.coupling.replay import BOUND
 from parlay.data import CropAndFlip
 from parlay.engines.base import Batch, Totals
 from parlay.engines.graphs import Graphed
@@ -340,7 +340,7 @@ def reference(cut: Partition, data: tuple[Tensor, Tensor], method: Replay | Dela
     then: list[dict[int, dict[str, Tensor]]] = [{} for _ in blocks]
     adjoints: list[dict[int, Tensor]] = [{} for _ in blocks]
     inputs[0] = {b: data[0][part] for b, part in enumerate(ids)}
-    moved, swing = [False] * count, [0.0] * count
+    moved = [False] * count
     for step in range(len(ids) + 2 * (count - 1)):
         gradients: dict[int, dict[str, Tensor]] = {}
         for k, stage in enumerate(blocks):
@@ -364,10 +364,8 @@ def reference(cut: Partition, data: tuple[Tensor, Tensor], method: Replay | Dela
                     if type(method) is Replay and method.beta > 0:
                         first = inputs[k + 1][b]
                         by, size = out.detach() - first, float(first.square().mean())
-                        swing[k] += FOLLOW * (float(by.square().mean()) / size - swing[k])
                         full = method.weight(late) / (first[0].numel() * size)
-                        full *= min(1, SWING / max(swing[k], 1e-12))
-                        most = len(x) * float(adjoint.norm()) / max(2 * float(by.norm()), 1e-12)
+                        most = BOUND * len(x) * float(adjoint.norm()) / max(2 * float(by.norm()), 1e-12)
                         adjoint = adjoint + 2 * min(full, most) * by / len(x)
                     loss = (out * adjoint).sum()
                 *found, p = torch.autograd.grad(loss, [*used.values(), x])
@@ -581,8 +579,8 @@ def test_the_weight_of_the_pull_falls_with_the_delay_as_what_a_feedback_bears(la
 def test_with_the_pull_replay_is_the_augmented_lagrangian_with_states_of_a_few_steps(
     by: float, bounded: bool, tmp_path: Path
 ) -> None:
-    """λ = x_then, κ = p: the gradient of stage 0 is that of the augmented Lagrangian's local loss, at a b that is less
-    where the output has moved far, and leaves the pull no larger than p."""
+    """λ = x_then, κ = p: the gradient of stage 0 is that of the augmented Lagrangian's local loss, at a b that leaves the
+    pull no larger than a share of p."""
     cut, data = problem("no batch norm", 2)
     made = running(cut, data, replace(PLAIN[0], beta=2.0), tmp_path)
     first = steps()[0].ids
@@ -597,8 +595,7 @@ def test_with_the_pull_replay_is_the_augmented_lagrangian_with_states_of_a_few_s
     s2 = then.square().mean()
     b = AugmentedLagrangian(beta=2.0).stiffness(torch.tensor(2.0), then[0].numel(), s2)
     moved = x.detach() - then
-    swing = FOLLOW * moved.square().mean() / s2
-    most = torch.minimum(b * SWING / swing, p.norm() / (2 * moved.norm()))
+    most = BOUND * p.norm() / (2 * moved.norm())
     assert (b > most) == bounded
     b = torch.minimum(b, most)
     loss = AugmentedLagrangian(beta=2.0).local_loss(x, Pair(then, p), b)

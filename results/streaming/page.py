@@ -6,10 +6,12 @@ Every row of `run.py` stands in it, in the order of its flags; rows called try-*
 lie in `runs/`: of each run folder recipe.toml, records.jsonl and summary.json.
 """
 
+import json
 import math
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from run import COMMON, RUNS
@@ -41,6 +43,7 @@ def main() -> None:
         "wanted": "\n".join(verdict(rows, name) for name in WANTED),
         "tried": trials(rows, tried) if tried else "Nothing is recorded yet.",
         "common": f"parlay train {COMMON}",
+        "small": bounds(json.loads((HERE / "small.json").read_text())["runs"]),
     }
     (HERE / "README.md").write_text((HERE / "text.md").read_text().format(**parts))
     picture(rows, [*shown, *tried]).savefig(HERE / "accuracy.png", dpi=150)
@@ -79,6 +82,35 @@ def trials(rows: dict[str, Row], names: list[str]) -> str:
         gap = row.minus(rows[other]) if other else None
         lines.append([label(name), *measured(rows, row), number(gap, "+.2f"), f"`{row.flags}`"])
     return markdown(("", *MEASURED, "to the row it changes", "flags"), lines)
+
+
+def bounds(runs: dict[str, dict[str, Any]]) -> str:
+    """The runs of small.py: by the number of stages, the weight, and how long."""
+    lines = []
+    for run in sorted(runs.values(), key=lambda run: (run["stages"], run["epochs"], run["beta"], -run["bound"])):
+        cut = run["stages"] > 1
+        pulls = [f"{max(own):.2f} … {min(own):.2f}" for own in run["pulls"]]
+        lines.append(
+            [
+                f"K = {run['stages']}" if cut else "serial",
+                f"{run['beta']:g}" if cut else "–",
+                f"{run['bound']:g} p" if cut else "–",
+                f"{run['epochs']}, {run['rate']}",
+                f"{run['losses'][-1][-1]:.3f}",
+                f"{run['test_accuracy']:.1f}",
+                "; ".join(pulls) or "–",
+            ]
+        )
+    head = (
+        "",
+        "beta",
+        "pull at most",
+        "epochs",
+        "last stage's loss",
+        "test %",
+        "pull / p of each stage, most … least of an epoch",
+    )
+    return markdown(head, lines)
 
 
 def measured(rows: dict[str, Row], row: Row) -> list[str]:

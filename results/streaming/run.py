@@ -36,8 +36,6 @@ RUNS: Rows = {
         for method, more in (("local", ""), ("dni", " --lr 0.02"), ("auxnet", ""), ("delayed", ""))
     },
     "try-k9-b64-shrink-0.7": (f"{R20} {B64} --method replay --stages 9 {SHRINK}", (0,)),
-    "try-resnet110-k3-beta-14": (f"{R110} --method replay --stages 3 --beta 14", (0,)),
-    "try-k6-beta-20": (f"{R20} --method replay --stages 6 --beta 20", (0,)),
 }
 
 if __name__ == "__main__":
