@@ -88,7 +88,8 @@ def bounds(runs: dict[str, dict[str, Any]]) -> str:
     """The runs of small.py: by the number of stages, the weight, and how long."""
     lines = []
     for run in sorted(runs.values(), key=lambda run: (run["stages"], run["epochs"], run["beta"], -run["bound"])):
-        cut = run["stages"] > 1
+        cut, done = run["stages"] > 1, len(run["losses"])
+        ended = done == run["epochs"]
         pulls = [f"{max(own):.2f} … {min(own):.2f}" for own in run["pulls"]]
         lines.append(
             [
@@ -96,8 +97,8 @@ def bounds(runs: dict[str, dict[str, Any]]) -> str:
                 f"{run['beta']:g}" if cut else "–",
                 f"{run['bound']:g} p" if cut else "–",
                 f"{run['epochs']}, {run['rate']}",
-                f"{run['losses'][-1][-1]:.3f}",
-                f"{run['test_accuracy']:.1f}",
+                f"{run['losses'][-1][-1]:.3f}" if ended else f"diverged in epoch {done + 1}",
+                f"{run['test_accuracy']:.1f}" if ended else "–",
                 "; ".join(pulls) or "–",
             ]
         )

@@ -41,6 +41,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "k3-bound-1": {"stages": 3, "bound": 1.0},
     "k6-beta-20-bound-0.1": {"stages": 6, "beta": 20.0, "bound": 0.1},
     "k6-bound-0.05": {"stages": 6, "bound": 0.05},
+    "k3-beta-20-bound-0.1": {"stages": 3, "beta": 20.0, "bound": 0.1},
+    "k6-beta-40-bound-0.1": {"stages": 6, "beta": 40.0, "bound": 0.1},
 }
 
 

@@ -25,8 +25,8 @@ from parlay.coupling.streaming import TINY, Late, LateStation, Ring, Sent, Site,
 from parlay.errors import InputError
 
 BOUND = 0.1
-"""Of the pull, relative to p. It usually is a twentieth of p, and more only where outputs swing: bounded at a fifth, a
-weight of twice the default ended in a swing that the stage did not recover from (a simulation of ResNet-20, K = 2)."""
+"""Of the pull, relative to p. Usually it is less. It is more where outputs swing, and with twice this bound a stage may
+not recover from that (results/streaming, "The bound on small images")."""
 
 
 @final
