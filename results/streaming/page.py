@@ -90,7 +90,7 @@ def bounds(runs: dict[str, dict[str, Any]]) -> str:
     for run in sorted(runs.values(), key=lambda run: (run["stages"], run["epochs"], run["beta"], -run["bound"])):
         cut, done = run["stages"] > 1, len(run["losses"])
         ended = done == run["epochs"]
-        pulls = [f"{max(own):.2f} … {min(own):.2f}" for own in run["pulls"]]
+        pulls = [f"{max(own):.2f} … {min(own):.2f}" for own in run["pulls"] if ended]
         lines.append(
             [
                 f"K = {run['stages']}" if cut else "serial",
