@@ -579,8 +579,8 @@ def test_the_weight_of_the_pull_falls_with_the_delay_as_what_a_feedback_bears(la
 def test_with_the_pull_replay_is_the_augmented_lagrangian_with_states_of_a_few_steps(
     by: float, bounded: bool, tmp_path: Path
 ) -> None:
-    """λ = x_then, κ = p: the gradient of stage 0 is that of the augmented Lagrangian's local loss, at a b that leaves the
-    pull no larger than a share of p."""
+    """λ = x_then, κ = p: the gradient of stage 0 is that of the augmented Lagrangian's local loss, at a b that leaves
+    the pull no larger than a share of p."""
     cut, data = problem("no batch norm", 2)
     made = running(cut, data, replace(PLAIN[0], beta=2.0), tmp_path)
     first = steps()[0].ids
