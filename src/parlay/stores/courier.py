@@ -55,7 +55,7 @@ class Courier:
     """Carries batches between rows in host memory and a GPU, behind the back of the one who trains.
 
     `contents` are rows of one or several stores: those of a batch go together, as one parcel of bytes. What costs the
-    one who trains is each call of Python, and that other threads call it too; so a step makes two of them, whatever
+    one who trains is each call of Python, and that other threads call it too; so a step makes three, whatever
     the number of stores (results/gpu-bench, "States on the host").
 
     One thread reads rows and one writes them, each in the order in which it was asked. A read waits for writes of the
