@@ -957,7 +957,7 @@ def test_what_makes_no_sense_is_answered_in_a_line(
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        ("--method replay", {"beta": 10.0, "shrink": 1.0, "predict": 0.0, "slow-start": 0.0, "detail": 0.0}),
+        ("--method replay", {"beta": 8.0, "shrink": 1.0, "predict": 0.0, "slow-start": 0.0, "detail": 0.0}),
         ("--method replay --predict 0.5", {"predict": 0.5, "accumulate": 1}),
         ("--method delayed --compensate 1", {"predict": 0.0, "compensate": 1.0}),
         ("--method delayed --accumulate 2", {"shrink": 1.0, "compensate": 0.0, "predict": 0.0, "accumulate": 2}),

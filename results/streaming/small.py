@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def keys(name: str) -> dict[str, Any]:
-    return {"beta": replay.Replay.beta, "bound": replay.BOUND, "epochs": 12, "rate": "cosine", **RUNS[name]}
+    return {"beta": 10.0, "bound": replay.BOUND, "epochs": 12, "rate": "cosine", **RUNS[name]}
 
 
 def trained(folder: str, name: str) -> tuple[list[records.Record], list[list[float]]]:

@@ -25,8 +25,8 @@ from parlay.coupling.streaming import TINY, Late, LateStation, Ring, Sent, Site,
 from parlay.errors import InputError
 
 BOUND = 0.1
-"""Of the pull, relative to p. Usually it is less. It is more where outputs swing, and with twice this bound a stage may
-not recover from that (results/streaming, "The bound on small images")."""
+"""Of the pull, relative to p. Usually it is less; it is more where outputs swing. The bound helps a stage to recover
+from that, and does not make sure of it (results/streaming, "Rules for the pull")."""
 
 
 @final
@@ -34,7 +34,7 @@ not recover from that (results/streaming, "The bound on small images")."""
 class Replay(Late):
     """Kept inputs, replayed when the adjoint has come."""
 
-    beta: float = 10.0
+    beta: float = 8.0
     """Weight of the pull towards the output of the first pass at a delay of two steps, relative to the features; 0:
     none.
     """
