@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +242,27 @@ def test_what_cannot_be_timed_is_left_empty_and_said(tmp_path: Path, monkeypatch
     kept = speed.Timings(tmp_path / "timings.json", "cpu")
     assert (kept.of(recipes[0]), kept.of(recipes[1])) == (None, known)
     assert any(line.endswith("could not be timed: no room") for line in told)
+
+
+def test_timings_of_other_hardware_are_kept_until_one_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, here = tmp_path / "timings.json", speed.Timing(1.0, [1.0, 1.0], [0], 1e6, measured=None)
+    there = speed.Timing(30.0, [10.0, 12.0], [0], 1e6, measured=1.5)
+    known, unknown = Recipe(stages=2, device="cpu"), Recipe(stages=3, device="cpu")
+    monkeypatch.setattr(speed, "_timed", lambda recipe, link: here)  # noqa: ARG005
+    monkeypatch.setattr(speed, "link_speed", lambda kind: 1e9)  # noqa: ARG005
+    about = {"devices": ["a GPU"]}
+    content = {"device": "a GPU", "timings": {speed._key(known): asdict(there)}, "environment": about}
+    path.write_text(json.dumps(content))
+
+    timings = speed.Timings(path, "cpu")
+    timings.add([known], str)
+    assert (timings.of(known), timings.environment) == (there, about)
+    assert json.loads(path.read_text()) == content
+    timings.add([known, unknown], str)
+    assert (timings.of(known), timings.of(unknown)) == (here, here)
+    assert timings.environment["devices"] == [timings.here] == [speed.Timings(path, "cpu").device]
 
 
 @pytest.mark.parametrize("stage", [0, 1])

@@ -16,7 +16,7 @@ import gc
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -60,31 +60,35 @@ class Timing:
 
 @final
 class Timings:
-    """What has been timed, kept in a file beside the runs; only what is missing there is timed, or all of it where the
-    hardware is another one."""
+    """What has been timed, kept in a file beside the runs: from it a table can be written again on any machine.
+
+    What is missing is timed, or all of it where the rest was timed on other hardware: a table has one kind of device.
+    """
 
     def __init__(self, path: Path, device: str) -> None:
         """`device` is that of the recipes: auto, cpu or cuda."""
         self.path = path
-        self.kept: dict[str, Timing] = {}
         self.kind = spread(device, 1)[0].type
-        self.device = _name(self.kind)
-        try:
+        self.here = _name(self.kind)
+        self.kept: dict[str, Timing] = {}
+        self.device, self.environment = self.here, environment([self.here])
+        with suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads(path.read_text())
-            if content["device"] == self.device:
-                self.kept = {key: Timing(**value) for key, value in content["timings"].items()}
-        except (OSError, ValueError, KeyError, TypeError):
-            self.kept = {}
+            device, about = content["device"], content["environment"]
+            self.kept = {key: Timing(**value) for key, value in content["timings"].items()}
+            self.device, self.environment = device, about
 
     def of(self, recipe: Recipe) -> Timing | None:
         return self.kept.get(_key(recipe))
 
     def add(self, recipes: Sequence[Recipe], say: Say) -> None:
         """Time what is not known yet. The recipes are those of the runs, with their cuts."""
-        missing = {_key(recipe): recipe for recipe in recipes if recipe.method != "serial"}
-        missing = {key: recipe for key, recipe in missing.items() if key not in self.kept}
-        if not missing:
+        wanted = {_key(recipe): recipe for recipe in recipes if recipe.method != "serial"}
+        if wanted.keys() <= self.kept.keys():
             return
+        if self.device != self.here:
+            self.kept, self.device, self.environment = {}, self.here, environment([self.here])
+        missing = {key: recipe for key, recipe in wanted.items() if key not in self.kept}
         speed = link_speed(self.kind)
         for key, recipe in missing.items():
             say(f"timing {key}")
@@ -93,9 +97,8 @@ class Timings:
             except RuntimeError as error:  # out of memory, say: the other rows can be timed all the same
                 say(f"{key} could not be timed: {str(error).strip().partition(chr(10))[0]}")
                 continue
-            about = environment([self.device])
             timings = {name: asdict(timing) for name, timing in self.kept.items()}
-            write_json(self.path, {"device": self.device, "timings": timings, "environment": about})
+            write_json(self.path, {"device": self.device, "timings": timings, "environment": self.environment})
 
 
 def speedups(timing: Timing | None, phases: str) -> tuple[float | None, float | None]:
@@ -112,22 +115,20 @@ def _timed(recipe: Recipe, link: float) -> Timing:
     kind = spread(recipe.device, 1)[0].type
     problem = Problem(recipe.model, recipe.batch_size)
     serial = Engined(SERIAL, replace(recipe, stages=1, partition="even", schedule="serial"), "")
-    alone = [Alone(recipe, k) for k in range(recipe.stages)]
-    with _closing([serial, *alone]):
-        first, *stages = interleaved([serial, *alone], problem, ROUNDS, STEPS[kind], _quietly)
-    measured: tuple[float | None, ...] = (None, None, None)
+    systems: list[Timed] = [serial, *(Alone(recipe, k) for k in range(recipe.stages))]
     if kind == "cuda":
-        beside = [Engined(SERIAL, serial.recipe, ""), Engined(LAYER_PARALLEL, recipe, f"K = {recipe.stages}")]
-        with _closing(beside):
-            _, both = interleaved(beside, problem, ROUNDS, STEPS[kind], _quietly)
-        measured = both.speedup, both.speedup_low, both.speedup_high
+        systems.append(Engined(LAYER_PARALLEL, recipe, f"K = {recipe.stages}"))
+    with _closing(systems):
+        first, *others = interleaved(systems, problem, ROUNDS, STEPS[kind], _quietly)
+    stages, side_by_side = others[: recipe.stages], others[recipe.stages :]
+    measured = [(row.speedup, row.speedup_low, row.speedup_high) for row in side_by_side] or [(None, None, None)]
     share = samples(setup) / recipe.batch_size
     work = [
         setup.method.work(k, recipe.stages) if isinstance(setup.method, Streaming) else 1.0 for k in range(len(stages))
     ]
     stage_ms = [_least(row) * more for row, more in zip(stages, work, strict=True)]
     crossing = [math.ceil(share * count) for count in forecast.exchanged(setup)]
-    return Timing(_least(first), stage_ms, crossing, link, *measured)
+    return Timing(_least(first), stage_ms, crossing, link, *measured[0])
 
 
 def _quietly(text: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, final
 from parlay import report
 from parlay.checkpoint import atomic_write
 from parlay.recipe import Recipe
-from parlay.records import environment, write_json
+from parlay.records import write_json
 from parlay.report.load import Run
 from parlay.reproduce import columns, runs
 from parlay.reproduce.columns import QUOTED, Column, Facts
@@ -42,7 +42,8 @@ class Found:
     runs: list[list[Run]]
     recipes: list[Recipe]
     timings: list[Timing | None]
-    device: str
+    environment: dict[str, Any]
+    """Of the timings."""
     rows: list[dict[str, Any]]
 
 
@@ -73,7 +74,7 @@ def write(request: Request, status: str, command: str, say: Callable[[str], None
         "figures": _drawn(request, found),
         **_stage_times(found),
         "command": command,
-        "environment": environment([found.device]),
+        "environment": found.environment,
     }
     write_json(request.folder / "reproduction.json", told)
     atomic_write(request.folder / f"{request.name}.csv", as_csv(heads, found.rows))
@@ -100,7 +101,7 @@ def _found(request: Request, say: Callable[[str], None] | None) -> Found:
         facts = Facts(recipe.schedule if apart else "serial", needed, measured, projected)
         relative = [os.path.relpath(path, request.folder) for path in paths]
         rows.append({**columns.row(line, each, facts, request.loss), "folders": relative})
-    return Found(folders, made, recipes, [timings.of(recipe) for recipe in recipes], timings.device, rows)
+    return Found(folders, made, recipes, [timings.of(recipe) for recipe in recipes], timings.environment, rows)
 
 
 def _drawn(request: Request, found: Found) -> list[dict[str, str]]:
