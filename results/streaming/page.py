@@ -26,7 +26,7 @@ from scores import Row, draw, number, read
 
 HERE = Path(__file__).parent
 TRY = "try-"
-WANTED = {"replay-k2": 0.3, "replay-k3": 0.3, "replay-k6": 1.0, "replay-k6-b64": 1.0, "resnet110-replay-k3": 0.5}
+WANTED = {"replay-k2": 0.3, "replay-k3": 0.3, "replay-k6": 1.0, "resnet110-replay-k3": 0.5}
 """Points below serial training, at most."""
 MEASURED = ("test %", "seeds", "mean", "to serial")
 RANGE = 15.0

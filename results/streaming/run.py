@@ -18,19 +18,17 @@ COMMON = (
 )
 R20, R110 = "--model resnet20", "--model resnet110"
 B64 = "--batch-size 64 --lr 0.05"
-PULL = "--beta 10"  # the default when they were run
 SHRINK = "--beta 0 --shrink 0.7 --predict 0.5"
 RUNS: Rows = {
     # name: (flags, seeds), the most telling first; what is called try-* stands in a table of its own
     "serial": (f"{R20} --method serial", (0, 1, 2)),
-    "replay-k3": (f"{R20} --method replay --stages 3 {PULL}", (0, 1, 2)),
-    "replay-k2": (f"{R20} --method replay --stages 2 {PULL}", (0, 1, 2)),
+    "replay-k3": (f"{R20} --method replay --stages 3", (0, 1, 2)),
+    "replay-k2": (f"{R20} --method replay --stages 2", (0, 1, 2)),
     "serial-b64": (f"{R20} {B64} --method serial", (0, 1, 2)),
-    "replay-k6-b64": (f"{R20} {B64} --method replay --stages 6 {PULL}", (0, 1, 2)),
     "resnet110-serial": (f"{R110} --method serial", (0, 1, 2)),
-    "resnet110-replay-k3": (f"{R110} --method replay --stages 3 {PULL}", (0, 1, 2)),
-    "replay-k6": (f"{R20} --method replay --stages 6 {PULL}", (0, 1, 2)),
-    "replay-k9-b64": (f"{R20} {B64} --method replay --stages 9 {PULL}", (0,)),
+    "resnet110-replay-k3": (f"{R110} --method replay --stages 3", (0, 1, 2)),
+    "replay-k6": (f"{R20} --method replay --stages 6", (0, 1, 2)),
+    "replay-k9-b64": (f"{R20} {B64} --method replay --stages 9", (0,)),
     **{
         f"{method}-k{k}": (f"{R20} --method {method} --stages {k}{more}", (0,))
         for k in (3, 2)
