@@ -48,7 +48,11 @@ def shares(told: Record) -> str:
         cells = [str(stages), f"{serial['share']:.0f} %" if serial else "not recorded", _number(serial, "step_ms")]
         cells += [_number(rows.get((stages, *kind)), key) for kind in kinds for key in ("step_ms", "speedup")]
         lines.append("| " + " | ".join([*cells, quoted("al", stages, 1), quoted("penalty", stages, 2)]) + " |")
-    cut = [f"K = {row['stages']} {row['partition']} {row['cuts']}" for row in told["rows"] if "cuts" in row]
+    cut = [
+        f"K = {row['stages']} {row.get('method', 'al')} {row['partition']} {row['cuts']}"
+        for row in told["rows"]
+        if "cuts" in row
+    ]
     return "\n".join([*lines, "", f"Cuts: {'; '.join(cut)}. `{told['command']}`"])
 
 

@@ -8,7 +8,8 @@ optimiser, new states and multipliers, scatter. Replay: forward of one batch, ke
 backward of that, optimiser. Outputs, and the states and multipliers of the next batch or the adjoints of the last, are
 copied into memory of the neighbour's process inside that step (CUDA IPC), in the type of the store. Nobody waits for a
 neighbour: the slowest process sets the pace, and its time per step is told. Against it: the serial step, recorded,
-alone on one share. The bandwidth of the GPU's memory is not divided by MPS: the serial process has all of it.
+alone on one share. The bandwidth of the GPU's memory is not divided by MPS: the serial process has all of it. Cuts by
+cost are made of times that were taken on such a share: of a whole GPU they differ less from block to block.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import argparse
 import os
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,14 +82,13 @@ class Group:
         barrier, go = context.Barrier(recipe.stages), context.Event()
         mail = [context.Queue() for _ in range(recipe.stages)]
         ready, found = context.Queue(), context.Queue()
-        os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{row['share']:g}"
         processes = [
             context.Process(target=work, args=(recipe, k, mail, barrier, go, ready, found), daemon=True)
             for k in range(recipe.stages)
         ]
-        for process in processes:
-            process.start()
-        del os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+        with on_shares(row["share"]):
+            for process in processes:
+                process.start()
         return cls(row, processes, go, ready, found, (barrier, *mail))
 
     def wait(self) -> None:
@@ -111,15 +113,17 @@ def main() -> None:
     ask.add_argument("--out", type=Path, default=HERE)
     given = ask.parse_args()
     kinds = [(method, part) for method in given.methods for part in ("even", "cost") if (method, part) != LEFT_OUT]
-    cuts, about = in_a_process(looked_up, given.stages, kinds)
+    about = in_a_process(environment)
     groups = []
     for stages in given.stages:
         share = 100 / stages
+        with on_shares(share):
+            cuts = in_a_process(looked_up, stages, kinds)
         serial = replace(COMMON, stages=1, partition="even", schedule="serial")
         row = {"stages": stages, "method": "serial", "partition": "serial", "share": share}
         groups.append(Group.started(row, serial))
         for method, partition in kinds:
-            places = ",".join(map(str, cuts[stages, method, partition]))
+            places = ",".join(map(str, cuts[method, partition]))
             row = {"stages": stages, "method": method, "partition": partition, "share": share, "cuts": places}
             groups.append(Group.started(row, replace(COMMON, method=method, stages=stages, partition=places)))
     for group in groups:
@@ -140,14 +144,24 @@ def in_a_process(what: Any, *args: Any) -> Any:
         return pool.apply(what, args)
 
 
-def looked_up(stages: list[int], kinds: list[tuple[str, str]]) -> tuple[dict[tuple[Any, ...], Any], dict[str, Any]]:
-    """The places of all cuts, the same for all processes of a row, and what runs here."""
-    cuts = {
-        (k, *kind): list(set_up(replace(COMMON, stages=k, method=kind[0], partition=kind[1])).partition.cuts)
-        for k in stages
-        for kind in kinds
-    }
-    return cuts, records.environment([torch.cuda.get_device_name()])
+@contextmanager
+def on_shares(percent: float) -> Iterator[None]:
+    """Processes that begin here have so much of the GPU."""
+    os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{percent:g}"
+    try:
+        yield
+    finally:
+        del os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+
+
+def looked_up(stages: int, kinds: list[tuple[str, str]]) -> dict[tuple[str, str], list[int]]:
+    """The places of all cuts, the same for all processes of a row."""
+    recipes = {kind: replace(COMMON, stages=stages, method=kind[0], partition=kind[1]) for kind in kinds}
+    return {kind: list(set_up(recipe).partition.cuts) for kind, recipe in recipes.items()}
+
+
+def environment() -> dict[str, Any]:
+    return records.environment([torch.cuda.get_device_name()])
 
 
 def work(recipe: Recipe, k: int, mail: list[Any], barrier: Any, go: Any, ready: Any, found: Any) -> None:

@@ -60,12 +60,12 @@ class Stage:
             x = x.clone()
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             module: nn.Module = self._quick if quick and self._quick is not None else self.module
-            if instead:
-                return functional_call(module, dict(instead), (x,))  # type: ignore[no-any-return]
-            if not (self._copies and torch.is_grad_enabled()):
+            if self._copies and (instead or torch.is_grad_enabled()):
+                self._renew_copies()
+                instead = {**self._copies, **(instead or {})}
+            if not instead:
                 return module(x)  # type: ignore[no-any-return]
-            self._renew_copies()
-            return functional_call(module, self._copies, (x,))  # type: ignore[no-any-return]
+            return functional_call(module, dict(instead), (x,))  # type: ignore[no-any-return]
 
     def gradients(self) -> list[Tensor]:
         self._collect()

@@ -17,7 +17,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from parlay.coupling.streaming import Late, LateStation, Sent, Site, Station, Visit, answer, backward
+from parlay.coupling.streaming import Late, LateStation, Sent, Site, Station, Visit, answer, backward, copied
 
 
 @final
@@ -69,13 +69,13 @@ class Delaying(LateStation):
         """The weights of the pass, now or ahead, as leaves that the optimiser will not touch."""
         with torch.no_grad():
             ahead = self.predicted()
-            weights = {name: ahead[name] if name in ahead else w.clone() for name, w in self.stage.parameters.items()}
+            weights = copied((name, ahead.get(name, w)) for name, w in self.stage.parameters.items())
         return {name: w.requires_grad_(self.stage.parameters[name].requires_grad) for name, w in weights.items()}
 
     def _forward(self, forth: Visit, features: Tensor, weights: dict[str, Tensor], counted: bool) -> Kept:
         """`counted`: batch statistics follow this pass. They are copies in it: autograd keeps those of a batch norm."""
         state = self.state(features)
-        buffers = {name: buffer.clone() for name, buffer in self.stage.module.named_buffers()}
+        buffers = copied(self.stage.module.named_buffers())
         if self.activation_bytes == 0:
             self.activation_bytes, whole = self._weighed(state, forth.seed, weights | buffers)
         else:

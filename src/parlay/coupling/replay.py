@@ -21,7 +21,19 @@ from typing import final
 import torch
 from torch import Tensor
 
-from parlay.coupling.streaming import TINY, Late, LateStation, Ring, Sent, Site, Station, Visit, answer, backward
+from parlay.coupling.streaming import (
+    TINY,
+    Late,
+    LateStation,
+    Ring,
+    Sent,
+    Site,
+    Station,
+    Visit,
+    answer,
+    backward,
+    copied,
+)
 from parlay.errors import InputError
 
 BOUND = 0.1
@@ -87,7 +99,7 @@ class Replaying(LateStation):
         """Only for the stage after: batch statistics are counted once, when the batch is replayed."""
         features = features.to(self.stage.device)
         self.rings["inputs"].put(forth, features)
-        untouched = {name: buffer.clone() for name, buffer in self.stage.module.named_buffers()}
+        untouched = copied(self.stage.module.named_buffers())
         x = self.pass_through(self.up(features), forth.seed, untouched | self.predicted())
         output = self.down(x)
         if self.beta:

@@ -301,6 +301,16 @@ class Station(ABC):
         return sum(ring.bytes for ring in self.rings.values()) + sum(v.nbytes for v in self.learned().values())
 
 
+def copied(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Copies under the same names, by one kernel for all of a type: a deep network has hundreds of small ones."""
+    found = dict(tensors)
+    copies = {name: torch.empty_like(value) for name, value in found.items()}
+    for kind in dict.fromkeys(value.dtype for value in found.values()):
+        names = [name for name, value in found.items() if value.dtype == kind]
+        torch._foreach_copy_([copies[name] for name in names], [found[name] for name in names])
+    return copies
+
+
 def backward(x: Tensor, gradient: Tensor, more: Tensor | None) -> None:
     """From the gradient of an output, and from another loss of the same pass where there is one."""
     if not x.requires_grad:  # a first stage may have nothing to train
