@@ -119,6 +119,16 @@ def test_the_model_file_loads_by_plain_pytorch_and_has_the_reported_accuracy(wor
     assert correct / synthetic.test_size == pytest.approx(records(tmp_path)[-1]["test_accuracy"] / 100, abs=1e-6)
 
 
+def test_a_serial_tail_can_begin_with_the_full_rate_again(tmp_path: Path) -> None:
+    assert train(tmp_path, "--epochs", 6, "--schedule", "tail:1:1", "--lr-schedule", "restart") == 0
+    found = [(row["phase"], row["learning_rate"]) for row in records(tmp_path)]
+    (_, first), *later = found
+    assert [phase for phase, _ in later] == ["parallel"] * 2 + ["serial"] * 3
+    rates = [rate for _, rate in later]
+    assert first > rates[0] > rates[1]
+    assert rates[2:] == pytest.approx([first, *rates[:2]])
+
+
 def _correct(model: torch.nn.Module, synthetic: data.Synthetic) -> int:
     facts = data.facts("synthetic", synthetic)
     test = data.load("synthetic", synthetic=synthetic).test

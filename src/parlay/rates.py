@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from parlay.errors import InputError
 
-KINDS = ("cosine", "step", "constant")
+KINDS = ("cosine", "step", "constant", "restart")
 
 
 @dataclass(frozen=True)
 class Rate:
-    """`cosine` to zero; `step`: a tenth after each quarter (the paper's); `constant`. All with a linear warm-up."""
+    """`cosine` to zero; `step`: a tenth after each quarter (the paper's); `constant`; `restart`: a cosine, and another
+    one over the serial epochs at the end, if there are such. All with a linear warm-up.
+    """
 
     kind: str = "cosine"
     warmup: float = 0.0
@@ -24,13 +26,18 @@ class Rate:
         if self.warmup < 0:
             raise InputError(f"warmup is {self.warmup}: write a number of epochs of at least 0")
 
-    def at(self, epoch: float, epochs: int) -> float:
-        """The share at a moment of training, in epochs and fractions of one."""
-        progress = epoch / epochs
+    def at(self, epoch: float, epochs: int, tail: int = 0) -> float:
+        """The share at a moment of training, in epochs and fractions of one; the last `tail` ones are a serial tail."""
+        progress, begins = epoch / epochs, epochs - tail
         shape = {
-            "cosine": lambda: 0.5 * (1 + math.cos(math.pi * progress)),
+            "cosine": lambda: _cosine(progress),
             "step": lambda: 0.1 ** min(int(4 * progress), 3),
             "constant": lambda: 1.0,
+            "restart": lambda: _cosine((epoch - begins) / tail if tail and epoch >= begins else epoch / begins),
         }[self.kind]()
         rise = min(1.0, epoch / self.warmup) if self.warmup > 0 else 1.0
         return shape * rise
+
+
+def _cosine(progress: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * progress))

@@ -76,10 +76,15 @@ class Schedule:
             "parallel": lambda: iter(PARALLEL * epochs),
             "serial": lambda: iter(SERIAL * epochs),
             "alternate": lambda: alternate(m, n),
-            "tail": lambda: tail(m, n, epochs),
+            "tail": lambda: iter(tail(m, n, epochs)),
             "adaptive": lambda: iter(PARALLEL * epochs),  # as long as all goes well
         }[self.kind]()
         return (SERIAL + "".join(islice(letters, 1, epochs)))[:epochs]
+
+    def tail_epochs(self, epochs: int) -> int:
+        """Of the kind `tail`: serial ones at the end."""
+        m, n = self.parallel_epochs, self.serial_epochs
+        return tail(m, n, epochs).count(SERIAL) if self.kind == "tail" else 0
 
 
 def alternate(m: int, n: int) -> Iterator[str]:
@@ -87,10 +92,10 @@ def alternate(m: int, n: int) -> Iterator[str]:
     return cycle(PARALLEL * m + SERIAL * n)
 
 
-def tail(m: int, n: int, epochs: int) -> Iterator[str]:
+def tail(m: int, n: int, epochs: int) -> str:
     """The same share of serial epochs, all at the end:  4:1 of 10  PPPPPPPP SS"""
     serial = round(epochs * n / (m + n))
-    return iter(PARALLEL * (epochs - serial) + SERIAL * serial)
+    return PARALLEL * (epochs - serial) + SERIAL * serial
 
 
 def healthy(train_loss: float, own_loss: float, cosine: float | None, threshold: float) -> bool:

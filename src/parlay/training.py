@@ -193,10 +193,10 @@ class Run:
     def _steps(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         trainer = self.trainer
         ids = batches(len(self.feed), trainer.batch_size, trainer.seed, epoch)
-        beta = self._beta(epoch)
+        beta, tail = self._beta(epoch), trainer.schedule.tail_epochs(self.epochs)
         for step in range(first, len(ids)):
             when = epoch + step / len(ids)
-            rate = trainer.rate.at(when, self.epochs)
+            rate = trainer.rate.at(when, self.epochs, tail)
             following = ids[step + 1] if step + 1 < len(ids) else None
             yield Batch(ids[step], epoch, step, rate, beta or 0.0, trainer.seed, following, when)
 
