@@ -172,6 +172,26 @@ def test_a_reproduction_brings_its_table_figures_and_runs(tmp_path: Path) -> Non
     assert page_of([folder / "reproduction.json"], tmp_path) == page
 
 
+def test_its_columns_stand_under_their_kinds_and_only_those_that_tell_something(tmp_path: Path) -> None:
+    kinds = {"label": "row", "a": "measured", "b": "measured", "c": "quoted", "none": "measured", "status": "row"}
+    columns = [{"key": key, "title": f"title {key}", "short": f"short {key}", "kind": kinds[key]} for key in kinds]
+    rows = [{"label": "x", "a": 1.5, "b": 2.5, "c": None, "status": "1 finished"}, {"label": "y", "c": 3.5}]
+    page = page_of(
+        [reproduction(tmp_path / "t", [], columns=columns, rows=[rows[0], {**rows[1], **rows[0]}])], tmp_path
+    )
+    assert '<td colspan="2">measured here</td>' in page
+    assert [f"short {key}" in page for key in kinds] == [True, True, True, False, False, False]
+    page = page_of([reproduction(tmp_path / "both", [], columns=columns, rows=rows)], tmp_path)
+    assert [f"short {key}" in page for key in kinds] == [True, True, True, True, False, True]
+    assert '<td colspan="1">quoted from the paper</td>' in page
+
+
+def test_runs_of_a_reproduction_tell_no_seconds(tmp_path: Path) -> None:
+    run = make(tmp_path / "runs" / "serial-s0", 90.0, **SERIAL)
+    assert "serial epoch, s" in page_of([run], tmp_path)
+    assert "serial epoch, s" not in page_of([reproduction(tmp_path / "table1", ["../runs/serial-s0"])], tmp_path)
+
+
 def test_markup_is_escaped_here_too(tmp_path: Path) -> None:
     rows = [timing(MARKUP, 200.0, 1.0, model=MARKUP, note=MARKUP), timing("b", 1.0)]
     folder = reproduction(tmp_path / "t", [], title=MARKUP, labels=[MARKUP], command=MARKUP, status=MARKUP)

@@ -60,7 +60,7 @@ def main() -> None:
     title = "blue: no augmentation, but for the first epoch where it is said; orange: in all serial epochs"
     scores.draw(drawn, (67, 93), title).savefig(HERE / "accuracy.png", dpi=150)
     every = [folder for row in found.values() for folder in row.folders]
-    report.write(every, HERE / "report.html", "ResNet-20 on CIFAR-10: the paper's methods at K = 3")
+    report.write(every, HERE / "report.html", "ResNet-20 on CIFAR-10: the paper's methods at K = 3", beside=True)
 
 
 def table(found: dict[str, scores.Row]) -> str:

@@ -48,7 +48,7 @@ def main() -> None:
     (HERE / "README.md").write_text((HERE / "text.md").read_text().format(**parts))
     picture(rows, [*shown, *tried]).savefig(HERE / "accuracy.png", dpi=150)
     every = [folder for row in rows.values() for folder in row.folders]
-    report.write(every, HERE / "report.html", "Streaming methods on CIFAR-10 with augmentation")
+    report.write(every, HERE / "report.html", "Streaming methods on CIFAR-10 with augmentation", beside=True)
 
 
 def environment(rows: dict[str, Row]) -> str:

@@ -47,15 +47,21 @@ def report(paths: Sequence[Path], output: Path | None) -> int:
 
 
 def write(
-    runs: Sequence[Path], output: Path, title: str, timed: bool = False, reproduction: Path | None = None
+    runs: Sequence[Path],
+    output: Path,
+    title: str,
+    timed: bool = False,
+    beside: bool = False,
+    reproduction: Path | None = None,
 ) -> None:
     """The page of these run folders, into the file `output`.
 
-    `timed`: they were made one after the other on the same devices, so that their times can be compared.
+    `timed`: they were made one after the other on the same devices, so that their times can be compared; `beside`: side
+    by side, so that they tell nothing.
     `reproduction`: the `reproduction.json` of the table that they are the rows of.
     """
     _check(output)
-    given = Given(tuple(runs), timed)
+    given = Given(tuple(runs), timed, beside or reproduction is not None)
     if reproduction is not None:
         given = replace(given, reproductions=(reproductions.read(reproduction),))
     _write(_tasks(given), given, output, title)
@@ -69,7 +75,7 @@ def table(runs: Sequence[Path], timed: bool = False) -> list[dict[str, Any]]:
 def _tasks(given: Given) -> list[Task]:
     if not given.folders and (given.benches or given.forecasts or given.reproductions):
         return []
-    return tasks(load(given.folders), given.timed)
+    return tasks(load(given.folders), given.timed, given.beside)
 
 
 def _write(found: Sequence[Task], given: Given, output: Path, title: str) -> None:

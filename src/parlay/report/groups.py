@@ -114,6 +114,8 @@ class Task:
     groups: tuple[Group, ...]
     timed: bool = False
     """Were the runs made one after the other on the same devices, so that their times can be compared?"""
+    beside: bool = False
+    """Were they made side by side, so that their times tell nothing at all?"""
 
     @cached_property
     def by_accuracy(self) -> bool:
@@ -164,7 +166,7 @@ class Task:
         return None if ours is None or theirs is None else ours - theirs
 
 
-def tasks(runs: Sequence[Run], timed: bool = False) -> list[Task]:
+def tasks(runs: Sequence[Run], timed: bool = False, beside: bool = False) -> list[Task]:
     """The runs, grouped. The order does not depend on the order of the runs: names and colours stay where they are."""
     by_configuration: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -174,7 +176,7 @@ def tasks(runs: Sequence[Run], timed: bool = False) -> list[Task]:
         group = Group(tuple(sorted(members, key=lambda run: (run.number("seed", 0), run.name))), label(members[0]))
         by_task[group.task].append(group)
     return [
-        Task(dataset, model, tuple(_told_apart(sorted(groups, key=_order))), timed)
+        Task(dataset, model, tuple(_told_apart(sorted(groups, key=_order))), timed, beside)
         for (dataset, model), groups in sorted(by_task.items())
     ]
 
@@ -265,8 +267,8 @@ def _row(task: Task, group: Group) -> dict[str, Any]:
         "gap": task.gap(group),
         "reference": reference.label if reference else None,
         "auxiliary_bytes": group.mean(lambda run: run.auxiliary_bytes),
-        "serial_epoch": group.mean(lambda run: run.serial_epoch),
-        "parallel_epoch": group.mean(lambda run: run.parallel_epoch),
+        "serial_epoch": None if task.beside else group.mean(lambda run: run.serial_epoch),
+        "parallel_epoch": None if task.beside else group.mean(lambda run: run.parallel_epoch),
         "status": group.status,
     }
 

@@ -27,6 +27,8 @@ class Given:
     folders: tuple[Path, ...] = ()
     timed: bool = False
     """Are these the runs of one comparison, made one after the other, so that their times can be compared?"""
+    beside: bool = False
+    """Were they made side by side, so that their times tell nothing?"""
     benches: tuple[Bench, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
     reproductions: tuple[Reproduction, ...] = ()
@@ -50,7 +52,8 @@ def sort_out(paths: Sequence[Path]) -> Given:
         else:
             folders.append(path)
     timed = comparisons == 1 and len(paths) == 1 + len(benches) + len(forecasts)
-    return Given(tuple(folders), timed, tuple(benches), tuple(forecasts), tuple(reproductions))
+    beside = bool(reproductions)  # these have speeds of their own, timed when all was quiet
+    return Given(tuple(folders), timed, beside, tuple(benches), tuple(forecasts), tuple(reproductions))
 
 
 def _read(path: Path, benches: list[Bench], forecasts: list[Forecast]) -> None:

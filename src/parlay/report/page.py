@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ def _reproduction(one: Reproduction) -> dict[str, Any]:
         "notes": one.notes,
         "status": one.status,
         **_table(one.columns, one.ours),
-        "kinds": one.kinds if any(one.kinds) else (),
+        "kinds": [(kind, len(list(same))) for kind, same in groupby(one.kinds)] if any(one.kinds) else [],
         "ours": any(one.ours),
         "pictures": one.pictures,
         "timelines": timelines,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from parlay.report.simulate import Times, of_stages
 from parlay.report.words import DASH, Cell, Column
 
 FILE = "reproduction.json"
+FINISHED = re.compile(r"\d+ finished")
 KINDS = {
     "row": "",
     "measured": "measured here",
@@ -45,8 +48,9 @@ class Reproduction:
     notes: tuple[str, ...]
     """What a reader of its columns must know."""
     columns: tuple[Column, ...]
+    """Those that have something to show."""
     kinds: tuple[str, ...]
-    """Of every column."""
+    """Of each of them."""
     rows: tuple[dict[str, Any], ...]
     """Plain values by column, for a spreadsheet."""
     ours: tuple[bool, ...]
@@ -77,10 +81,11 @@ def read(path: Path) -> Reproduction:
 
 
 def _read(content: Any, folder: Path) -> Reproduction:
-    asked, rows = content["columns"], content["rows"]
+    rows = content["rows"]
+    asked = [one for one in content["columns"] if _tells(one["key"], rows)]
     columns = tuple(
         Column(
-            str(one["title"]),
+            str(one.get("short") or one["title"]),
             tuple(_cell(row.get(one["key"]), one.get("digits")) for row in rows),
             str(one.get("note", "")),
         )
@@ -96,13 +101,21 @@ def _read(content: Any, folder: Path) -> Reproduction:
         notes=tuple(map(str, content.get("notes") or ())),
         columns=columns,
         kinds=tuple(KINDS.get(str(one.get("kind")), str(one.get("kind"))) for one in asked),
-        rows=tuple({str(one["key"]): row.get(one["key"]) for one in asked} for row in rows),
+        rows=tuple({str(one["key"]): row.get(one["key"]) for one in content["columns"]} for row in rows),
         ours=tuple(bool(row.get("ours")) for row in rows),
         pictures=tuple(_picture(folder, one) for one in content.get("figures") or () if _is_there(folder, one)),
         times={int(k): of_stages(ms, float(serial) if serial else None) for k, ms in stage_ms.items() if ms},
         command=str(content.get("command") or ""),
         folders=tuple(dict.fromkeys(folder / str(name) for row in rows for name in row.get("folders") or ())),
     )
+
+
+def _tells(key: str, rows: Sequence[Any]) -> bool:
+    """Is there anything to show in a column? That all runs have finished is not."""
+    values = [row.get(key) for row in rows]
+    if key == "status":
+        return not all(FINISHED.fullmatch(str(value)) for value in values)
+    return any(value is not None for value in values)
 
 
 def _cell(value: Any, digits: int | None) -> Cell:

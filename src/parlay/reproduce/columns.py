@@ -26,6 +26,8 @@ class Column:
     title: str
     kind: str
     digits: int = 2
+    short: str = ""
+    """Its title where the kind stands above it."""
 
 
 def columns(loss: bool) -> list[Column]:
@@ -38,13 +40,15 @@ def columns(loss: bool) -> list[Column]:
         Column("value", what, MEASURED, digits),
         Column("spread", "± over seeds", MEASURED, digits),
         Column("seeds", "seeds", MEASURED, 0),
-        Column("paper_value", f"{what}, paper", QUOTED, 3 if loss else 2),
+        Column("paper_value", f"{what}, paper", QUOTED, 3 if loss else 2, short=what),
         Column("memory_gib", "memory, GiB", MEASURED),
-        Column("formula_gib", "memory by formula, GiB", FORMULA),
-        Column("paper_memory", "memory, paper", QUOTED),
-        Column("speedup_measured", "speed-up, measured", MEASURED),
-        Column("speedup_projected", "speed-up, projected for K devices", PROJECTED),
-        Column("paper_speedup", "speed-up, paper", QUOTED),
+        Column("formula_gib", "memory by formula, GiB", FORMULA, short="memory, GiB"),
+        Column("paper_memory", "memory, paper", QUOTED, short="memory, GiB"),
+        Column("speedup_measured", "speed-up, measured", MEASURED, short="speed\N{NON-BREAKING HYPHEN}up"),
+        Column(
+            "speedup_projected", "speed-up, projected for K devices", PROJECTED, short="speed\N{NON-BREAKING HYPHEN}up"
+        ),
+        Column("paper_speedup", "speed-up, paper", QUOTED, short="speed\N{NON-BREAKING HYPHEN}up"),
         Column("status", "runs", SAID),
     ]
 
@@ -106,7 +110,9 @@ def cell(value: Any, column: Column) -> str:
 
 
 def as_json(found: Sequence[Column]) -> list[Mapping[str, Any]]:
-    return [{"key": c.key, "title": c.title, "kind": c.kind, "digits": c.digits} for c in found]
+    return [
+        {"key": c.key, "title": c.title, "short": c.short or c.title, "kind": c.kind, "digits": c.digits} for c in found
+    ]
 
 
 def _status(runs: Sequence[Run]) -> str:
