@@ -68,9 +68,10 @@ def estimate_statistics(model: nn.Module, forward: Forward, batches: Iterable[Te
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # cumulative mean
     model.train()
-    for inputs in batches:
+    for count, inputs in enumerate(batches, 1):
+        for norm in norms:
+            norm.momentum = 1 / count  # what None stands for; but with None every layer asks the GPU for the count
         forward(inputs)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
