@@ -11,7 +11,7 @@ VALUES = {
     "cosine": {0: 1.0, 1: 0.5 * (1 + math.cos(math.pi / 8)), 2: 0.5 * (1 + math.sqrt(0.5)), 4: 0.5, 8: 0.0},
     "step": {0: 1.0, 1.99: 1.0, 2: 0.1, 3.99: 0.1, 4: 0.01, 6: 0.001, 7.99: 0.001, 8: 0.001},
     "constant": {0: 1.0, 3.5: 1.0, 8: 1.0},
-    "restart": {0: 1.0, 2: 0.5 * (1 + math.sqrt(0.5)), 4: 0.5, 8: 0.0},
+    "hold": {0: 1.0, 2: 0.5 * (1 + math.sqrt(0.5)), 4: 0.5, 8: 0.0},
 }
 
 
@@ -20,16 +20,16 @@ def test_a_rate_has_these_values_over_eight_epochs(kind: str, epoch: float, shar
     assert Rate(kind).at(epoch, 8) == pytest.approx(share, abs=1e-15)
 
 
-@pytest.mark.parametrize(("epoch", "share"), [(0, 1.0), (3, 0.5), (5.999, 0.0), (6, 1.0), (7, 0.5), (8, 0.0)])
-def test_a_restart_begins_anew_with_the_serial_epochs_at_the_end(epoch: float, share: float) -> None:
-    assert Rate("restart").at(epoch, 8, tail=2) == pytest.approx(share, abs=1e-6)
+@pytest.mark.parametrize(("epoch", "share"), [(0, 1.0), (3, 1.0), (5.999, 1.0), (6, 1.0), (7, 0.5), (8, 0.0)])
+def test_a_rate_is_held_until_the_serial_epochs_at_the_end(epoch: float, share: float) -> None:
+    assert Rate("hold").at(epoch, 8, tail=2) == pytest.approx(share)
 
 
 def test_a_tail_of_all_epochs_is_a_cosine() -> None:
-    assert [Rate("restart").at(n, 4, tail=4) for n in range(5)] == [Rate("cosine").at(n, 4) for n in range(5)]
+    assert [Rate("hold").at(n, 4, tail=4) for n in range(5)] == [Rate("cosine").at(n, 4) for n in range(5)]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "restart"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hold"])
 def test_other_rates_do_not_know_of_a_tail(kind: str) -> None:
     assert [Rate(kind).at(n, 4, tail=1) for n in range(5)] == [Rate(kind).at(n, 4) for n in range(5)]
 

@@ -119,14 +119,13 @@ def test_the_model_file_loads_by_plain_pytorch_and_has_the_reported_accuracy(wor
     assert correct / synthetic.test_size == pytest.approx(records(tmp_path)[-1]["test_accuracy"] / 100, abs=1e-6)
 
 
-def test_a_serial_tail_can_begin_with_the_full_rate_again(tmp_path: Path) -> None:
-    assert train(tmp_path, "--epochs", 6, "--schedule", "tail:1:1", "--lr-schedule", "restart") == 0
+def test_the_rate_can_be_held_until_a_serial_tail(tmp_path: Path) -> None:
+    assert train(tmp_path, "--epochs", 6, "--schedule", "tail:1:1", "--lr-schedule", "hold", "--lr", 0.01) == 0
     found = [(row["phase"], row["learning_rate"]) for row in records(tmp_path)]
-    (_, first), *later = found
-    assert [phase for phase, _ in later] == ["parallel"] * 2 + ["serial"] * 3
-    rates = [rate for _, rate in later]
-    assert first > rates[0] > rates[1]
-    assert rates[2:] == pytest.approx([first, *rates[:2]])
+    assert found[:3] == [("serial", 0.01), ("parallel", 0.01), ("parallel", 0.01)]
+    assert [phase for phase, _ in found[3:]] == ["serial"] * 3
+    rates = [rate for _, rate in found]
+    assert 0.01 > rates[3] > rates[4] > rates[5]
 
 
 def _correct(model: torch.nn.Module, synthetic: data.Synthetic) -> int:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from parlay.errors import InputError
 
-KINDS = ("cosine", "step", "constant", "restart")
+KINDS = ("cosine", "step", "constant", "hold")
 
 
 @dataclass(frozen=True)
 class Rate:
-    """`cosine` to zero; `step`: a tenth after each quarter (the paper's); `constant`; `restart`: a cosine, and another
-    one over the serial epochs at the end, if there are such. All with a linear warm-up.
+    """`cosine` to zero; `step`: a tenth after each quarter (the paper's); `constant`; `hold`: held until a serial tail
+    begins, over which it is a cosine (over all epochs where there is none). All with a linear warm-up.
     """
 
     kind: str = "cosine"
@@ -28,12 +28,12 @@ class Rate:
 
     def at(self, epoch: float, epochs: int, tail: int = 0) -> float:
         """The share at a moment of training, in epochs and fractions of one; the last `tail` ones are a serial tail."""
-        progress, begins = epoch / epochs, epochs - tail
+        progress = epoch / epochs
         shape = {
             "cosine": lambda: _cosine(progress),
             "step": lambda: 0.1 ** min(int(4 * progress), 3),
             "constant": lambda: 1.0,
-            "restart": lambda: _cosine((epoch - begins) / tail if tail and epoch >= begins else epoch / begins),
+            "hold": lambda: _cosine(max(0.0, epoch - epochs + tail) / tail if tail else progress),
         }[self.kind]()
         rise = min(1.0, epoch / self.warmup) if self.warmup > 0 else 1.0
         return shape * rise

@@ -104,7 +104,9 @@ class Recipe:
     momentum: float = option(0.9, "momentum of sgd", form="M")
     weight_decay: float = option(5e-4, "weight decay", form="W")
     lr_schedule: str = option(
-        "cosine", "to zero; a tenth after each quarter (step); to zero twice, for a serial tail (restart)", LR_SCHEDULES
+        "cosine",
+        "to zero; a tenth after each quarter (step); held, and to zero over a serial tail (hold)",
+        LR_SCHEDULES,
     )
     warmup: float = option(0.0, "epochs over which the learning rate rises", form="E")
     clip: float | None = option(None, "largest norm of a stage's gradient", form="C")
