@@ -1,6 +1,7 @@
 """Parlay from Python: any nn.Sequential, any data of pairs, any loss; nothing of the caller's is disturbed."""
 
 import importlib
+import os
 import pkgutil
 import random
 import signal
@@ -54,6 +55,16 @@ def test_the_example_of_an_own_model_runs(tmp_path: Path) -> None:
     assert accuracy > 90
     assert "an ordinary model again: torch.Size([1, 4])" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "None")],
+)
+def test_threads_wait_briefly_unless_the_user_says_how(given: dict[str, str], found: str) -> None:
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    words = [sys.executable, "-c", "import os, parlay; print(os.environ.get('GOMP_SPINCOUNT'))"]
+    assert subprocess.check_output(words, text=True, env={**kept, **given}).strip() == found
 
 
 def test_the_public_names_are_these_and_no_others() -> None:

@@ -175,10 +175,8 @@ def test_a_reproduction_brings_its_table_figures_and_runs(tmp_path: Path) -> Non
 def test_its_columns_stand_under_their_kinds_and_only_those_that_tell_something(tmp_path: Path) -> None:
     kinds = {"label": "row", "a": "measured", "b": "measured", "c": "quoted", "none": "measured", "status": "row"}
     columns = [{"key": key, "title": f"title {key}", "short": f"short {key}", "kind": kinds[key]} for key in kinds]
-    rows = [{"label": "x", "a": 1.5, "b": 2.5, "c": None, "status": "1 finished"}, {"label": "y", "c": 3.5}]
-    page = page_of(
-        [reproduction(tmp_path / "t", [], columns=columns, rows=[rows[0], {**rows[1], **rows[0]}])], tmp_path
-    )
+    rows = [{"label": "x", "a": 1.5, "b": 2.5, "status": "1 finished"}, {"label": "y", "c": 3.5, "status": "not run"}]
+    page = page_of([reproduction(tmp_path / "first", [], columns=columns, rows=rows[:1])], tmp_path)
     assert '<td colspan="2">measured here</td>' in page
     assert [f"short {key}" in page for key in kinds] == [True, True, True, False, False, False]
     page = page_of([reproduction(tmp_path / "both", [], columns=columns, rows=rows)], tmp_path)
