@@ -320,6 +320,17 @@ def test_every_figure_can_be_drawn(name: str, tmp_path: Path) -> None:
     assert len(of_the_paper) == ("tradeoff" in request.experiment.figures)
 
 
+def test_labels_of_points_that_lie_close_do_not_cover_each_other() -> None:
+    figure, axes = figures._one()
+    points = [(1.70, 85.6), (1.71, 85.5), (1.705, 85.55), (2.4, 81.6), (2.41, 81.6)]
+    axes.plot(*zip(*points, strict=True), "o")
+    figures._written(axes, [(f"K={2 + n}", x, y) for n, (x, y) in enumerate(points)])
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == len(points)
+    assert not any(one.overlaps(other) for n, one in enumerate(boxes) for other in boxes[:n])
+
+
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A small network and data in the place of the paper's; nothing leaves this process to be timed."""

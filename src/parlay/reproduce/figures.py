@@ -20,6 +20,7 @@ STYLE: dict[Any, Any] = {"svg.hashsalt": "parlay", "font.size": 9, "axes.spines.
 COLOURS = {"serial": "#444444", "penalty": "#1c7ed6", "al": "#e8590c", "replay": "#2f9e44"}
 MARKS = {(1, False): "o", (2, False): "s", (1, True): "^", (2, True): "D"}
 """By downsampling, and whether it is a hybrid."""
+LABEL = 6.0  # points
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -104,9 +105,31 @@ def _families(axes: Axes, points: Sequence[tuple[Line, float, float]]) -> None:
         xs, ys = zip(*sorted((x, y) for _, x, y in own), strict=True)
         mark, label = MARKS[family[1:]] + "-", own[0][0].label.partition(" (")[0]
         axes.plot(xs, ys, mark, color=COLOURS[family[0]], markersize=5, linewidth=0.5, label=label)
-        for line, x, y in own:
-            text = line.ratio if by_ratio and line.ratio else f"K={line.stages} {line.schedule}"
-            axes.annotate(text, (x, y), (4, 3), textcoords="offset points", fontsize=6)
+    texts = [
+        line.ratio if by_ratio and line.ratio else f"K={line.stages} {line.schedule}".strip() for line, _, _ in points
+    ]
+    _written(axes, [(text, x, y) for text, (_, x, y) in zip(texts, points, strict=True)])
+
+
+def _written(axes: Axes, labels: Sequence[tuple[str, float, float]]) -> None:
+    """Each beside its point, where no other is yet: above or below it, to the right or to the left."""
+    axes.autoscale_view()
+    points = 72 / axes.figure.dpi
+    taken: list[tuple[float, float, float]] = []
+    for text, x, y in labels:
+        right, up = points * axes.transData.transform((x, y))
+        width = 0.65 * LABEL * len(text)
+        places = [(side, above) for side in (4.0, -4.0 - width) for above in (3.0, -3.0 - LABEL)]
+        boxes = [(right + side, up + above, width) for side, above in places]
+        free = [not any(_overlap(box, other) for other in taken) for box in boxes]
+        n = free.index(True) if any(free) else 0
+        taken.append(boxes[n])
+        axes.annotate(text, (x, y), places[n], textcoords="offset points", fontsize=LABEL)
+
+
+def _overlap(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+    """Of two lines of text, each given by its lower left corner and its width."""
+    return abs(one[1] - other[1]) < LABEL and -one[2] < one[0] - other[0] < other[2]
 
 
 def _early_stopped(axes: Axes, shown: Shown, until: float) -> None:
