@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -22,6 +23,44 @@ def test_links_lead_to_files(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
     assert [link for link in links if not link.startswith("http") and not (page.parent / link).exists()] == []
+
+
+SHOWN = {
+    "serial with augmentation": "serial-da",
+    "replay: states of a few steps, augmentation in every epoch": "replay-k3",
+    "the same, adaptive": "replay-k3-adaptive",
+    "augmented Lagrangian (AL), a state per sample": "al-k3",
+    "with a serial, augmented epoch in five (SPH-AL)": "sph-al-k3-1to4",
+    "and states at half the side (DS-SPH-AL)": "ds-sph-al-k3-1to4",
+    "penalty method in its place (DS-SPH-P)": "ds-sph-penalty-k3-1to4",
+}
+
+
+def test_the_readmes_first_table_is_that_of_the_records() -> None:
+    results = ROOT / "results"
+    table = json.loads((results / "paper/table1/reproduction.json").read_text())
+    rows = {row["row"]: row for row in table["rows"]}
+    cut = {
+        row["method"]: row["speedup"]
+        for row in json.loads((results / "gpu-bench/shares.json").read_text())["rows"]
+        if row["stages"] == 3 and (row["method"], row["partition"]) in (("al", "even"), ("replay", "cost"))
+    }
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")
+    first = next(part for part in lines if part.startswith("| "))
+    for line in first.splitlines()[2:]:
+        label, *cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
+        row = rows[SHOWN[label]]
+        keys = ("value", "speedup_measured", "speedup_projected", "memory_gib", "paper_value", "paper_speedup")
+        value, measured, projected, memory, quoted, speedup = (row[key] for key in keys)
+        if row["method"] == "serial":
+            measured = share = projected = 1
+        else:
+            share = cut.get(row["method"]) if row["schedule"] in ("parallel", "adaptive") else None
+        assert cells == [_cell(n) for n in (value, measured, share, projected, memory, quoted, speedup)]
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None else "1" if value == 1 else f"{value:.2f}"
 
 
 def test_every_page_is_in_the_readmes_list() -> None:

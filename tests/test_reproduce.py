@@ -340,6 +340,19 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["table1", "--recipe", str(tmp_path / "tiny.toml"), "--epochs", "3", "--out", str(tmp_path / "out")]
 
 
+def test_a_figure_without_speeds_times_nothing_and_names_the_device_of_its_runs(
+    tiny: list[str], tmp_path: Path, capsys: Capsys
+) -> None:
+    assert parlay("reproduce", "figure7", *tiny[1:], "--rows", "serial-da,sph-al-k3-1to4", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert not (tmp_path / "out/runs/cifar10/timings.json").exists()
+    assert told["environment"]["devices"] == ["cpu"]
+    assert not any("speed-up" in note for note in told["notes"])
+    table = (tmp_path / "out/figure7/figure7.md").read_text()
+    assert "speed-up, measured" not in table  # a column with nothing in it
+    assert "speed-up, paper" in table
+
+
 def test_a_table_is_reproduced_from_ordinary_runs_and_goes_on_after_an_interruption(
     tiny: list[str], tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

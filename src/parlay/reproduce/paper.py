@@ -105,6 +105,11 @@ class Experiment:
     figures: tuple[str, ...] = ()
     """What is drawn of its runs: names of functions in figures.py."""
 
+    @property
+    def shows_speed(self) -> bool:
+        """A table does, and a picture of accuracy against it; for other pictures nothing has to be timed."""
+        return not self.figures or "tradeoff" in self.figures
+
 
 WORKLOADS = {
     # lr 0.1, a tenth every 50 of 200 epochs. The paper names neither batch size nor weight decay: Parlay's defaults.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -18,10 +18,11 @@ from parlay.report.load import Run
 from parlay.reproduce import columns, runs
 from parlay.reproduce.columns import QUOTED, Column, Facts
 from parlay.reproduce.figures import Shown, draw, save
+from parlay.reproduce.paper import MISPRINTS
 from parlay.reproduce.request import Request
 from parlay.reproduce.speed import Timing, Timings, speedups
 
-NOTES = (
+OF_SPEED = (
     "Measured speed-up: a parallel step against a serial one, by the same engine, in turn in one process on the "
     "devices at hand; hybrids by their share of serial epochs. Empty on a CPU, whose cores all stages of a process "
     "share.",
@@ -29,8 +30,9 @@ NOTES = (
     "paper's formulas.",
     "Penalty rows: neighbouring stages take turns at the samples (order red-black), so that a stage computes half of "
     "each batch; that is a part of their speed-up.",
-    "Columns headed paper are quoted from it. Of its memory 9.12, 1.44 and 0.57 are misprints (9.16, 1.14, 0.76).",
 )
+OF_PRINT = "Columns headed paper are quoted from it."
+OF_MISPRINTS = " Of its memory {printed} are misprints ({meant})."
 
 
 @final
@@ -42,17 +44,17 @@ class Found:
     runs: list[list[Run]]
     recipes: list[Recipe]
     timings: list[Timing | None]
-    environment: dict[str, Any]
-    """Of the timings."""
+    environment: Mapping[str, Any]
+    """Of the timings, or where there are none of the first run that has finished."""
     rows: list[dict[str, Any]]
 
 
 def write(request: Request, status: str, command: str, say: Callable[[str], None]) -> dict[str, Any]:
     """Everything that can be said of the runs that are there; the object of `--json`.
 
-    What is missing is timed first, now that all is quiet, but not after an interrupt.
+    What is missing is timed first, now that all is quiet, where speeds are shown, but not after an interrupt.
     """
-    found = _found(request, None if status == "interrupted" else say)
+    found = _found(request, say if request.experiment.shows_speed and status != "interrupted" else None)
     request.folder.mkdir(parents=True, exist_ok=True)
     heads = columns.columns(request.loss)
     told = {
@@ -67,12 +69,12 @@ def write(request: Request, status: str, command: str, say: Callable[[str], None
         "scale": request.scale,
         "seeds": list(request.seeds),
         "labels": request.labels(),
-        "notes": list(NOTES),
+        "notes": _notes(request),
         "metric": "test_loss" if request.loss else "test_accuracy",
         "columns": columns.as_json(heads),
         "rows": found.rows,
         "figures": _drawn(request, found),
-        **_stage_times(found),
+        **(_stage_times(found) if request.experiment.shows_speed else {"serial_ms": None, "stage_ms": {}}),
         "command": command,
         "environment": found.environment,
     }
@@ -101,7 +103,22 @@ def _found(request: Request, say: Callable[[str], None] | None) -> Found:
         facts = Facts(recipe.schedule if apart else "serial", needed, measured, projected)
         relative = [os.path.relpath(path, request.folder) for path in paths]
         rows.append({**columns.row(line, each, facts, request.loss), "folders": relative})
-    return Found(folders, made, recipes, [timings.of(recipe) for recipe in recipes], timings.environment, rows)
+    known = [timings.of(recipe) for recipe in recipes]
+    of_runs = next((run.environment for each in made for run in each if run.finished), timings.environment)
+    return Found(folders, made, recipes, known, timings.environment if any(known) else of_runs, rows)
+
+
+def _notes(request: Request) -> list[str]:
+    printed = [line.quoted.memory for line in request.lines]
+    wrong = [memory for memory in MISPRINTS if memory in printed]
+    told = OF_PRINT
+    if wrong:
+        told += OF_MISPRINTS.format(printed=_listed(wrong), meant=_listed(MISPRINTS[memory] for memory in wrong))
+    return [*(OF_SPEED if request.experiment.shows_speed else ()), told]
+
+
+def _listed(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{number:.2f}" for number in numbers)
 
 
 def _drawn(request: Request, found: Found) -> list[dict[str, str]]:
@@ -135,6 +152,7 @@ def as_markdown(told: Mapping[str, Any], heads: Sequence[Column], rows: Sequence
     lines += [f"`{told['command']}`; seeds {seeds}; {', '.join(told['environment']['devices'])}.", ""]
     if told["labels"]:
         lines += [f"**Not the paper's experiment:** {'; '.join(told['labels'])}.", ""]
+    heads = [head for head in heads if any(columns.cell(row[head.key], head) for row in rows)]
     lines.append("| " + " | ".join(head.title for head in heads) + " |")
     lines.append("|" + "|".join("---" if head.key == "label" else "--:" for head in heads) + "|")
     for row in rows:
