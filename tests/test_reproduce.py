@@ -288,6 +288,10 @@ def test_runs_side_by_side_share_the_memory_of_the_device(tmp_path: Path) -> Non
 
     assert chosen(5) == 0  # alone, whatever it needs
     going.append(beside._Going(planned[0], None))  # type: ignore[arg-type]
+    assert chosen(None) == 0
+    assert chosen(40) is None  # the first one still compiles
+    planned[0].folder.mkdir()
+    (planned[0].folder / "records.jsonl").write_text("{}\n")
     assert chosen(40) == 0
     assert chosen(39) is None
     assert chosen(None) == 0
