@@ -143,6 +143,7 @@ def test_places_of_files_make_no_other_configuration(tmp_path: Path) -> None:
         ({}, "SPH-AL K=3"),
         ({"schedule": "parallel"}, "AL K=3"),
         ({"schedule": "tail:4:1", "downsample": 2}, "DS-SPH-AL K=3"),
+        ({"schedule": "adaptive:0.2"}, "AL K=3, adaptive"),
         ({"schedule": "parallel", "downsample": 2, "method": "penalty", "stages": 2}, "DS-Penalty K=2"),
         ({"schedule": "parallel", "method": "replay"}, "Replay K=3"),
         ({**SERIAL}, "Serial w/o DA"),

@@ -324,6 +324,11 @@ def test_every_figure_can_be_drawn(name: str, tmp_path: Path) -> None:
     assert len(of_the_paper) == ("tradeoff" in request.experiment.figures)
 
 
+def test_rows_are_those_of_one_table(capsys: Capsys) -> None:
+    assert parlay("reproduce", "table1", "table3", "--rows", "al-k2") == 2
+    assert "write a single name" in capsys.readouterr().err
+
+
 def test_labels_of_points_that_lie_close_do_not_cover_each_other() -> None:
     figure, axes = figures._one()
     points = [(1.70, 85.6), (1.71, 85.5), (1.705, 85.55), (2.4, 81.6), (2.41, 81.6)]
@@ -355,6 +360,19 @@ def test_a_figure_without_speeds_times_nothing_and_names_the_device_of_its_runs(
     table = (tmp_path / "out/figure7/figure7.md").read_text()
     assert "speed-up, measured" not in table  # a column with nothing in it
     assert "speed-up, paper" in table
+
+
+def test_several_are_reproduced_at_once_and_share_their_runs(tiny: list[str], tmp_path: Path, capsys: Capsys) -> None:
+    words = [*tiny[1:], "--epochs", "1"]
+    assert parlay("reproduce", "figure4", "figure7", *words) == 0
+    said = capsys.readouterr()
+    assert said.out.count("# Figure") == said.out.count("reproduction: ") == 2
+    folders = [path.name for path in (tmp_path / "out/runs/cifar10").iterdir()]
+    assert len(folders) == len({line.name for name in ("figure4", "figure7") for line in lines(name)}) == 14
+    assert parlay("reproduce", "figure7", "figure4", *words, "--json") == 0
+    told = json.loads(capsys.readouterr().out)["reproductions"]
+    assert [one["name"] for one in told] == ["figure7", "figure4"]
+    assert all(row["status"] == "1 finished" for one in told for row in one["rows"])
 
 
 def test_a_table_is_reproduced_from_ordinary_runs_and_goes_on_after_an_interruption(

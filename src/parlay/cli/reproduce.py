@@ -22,7 +22,7 @@ NAMES = "table1..table5|figure4..figure8"
 
 def add(commands: Commands) -> None:
     sub = add_command(commands, "reproduce", _reproduce, "the paper's tables and figures")
-    sub.add_argument("name", metavar=NAMES, help="what to reproduce")
+    sub.add_argument("names", nargs="+", metavar=NAMES, help="what to reproduce; of several, all runs come first")
     sub.add_argument("--epochs", type=whole_number, metavar="E", help="epochs of every run (default: the paper's)")
     sub.add_argument("--seeds", default="0", metavar="N,N", help="every row is trained with each of them (default: 0)")
     sub.add_argument(
@@ -46,29 +46,35 @@ def _reproduce(given: argparse.Namespace) -> int:
     from parlay.compare import read_seeds
     from parlay.reproduce.request import Request, read_names
 
-    request = Request(
-        given.name,
-        Path(given.out),
-        tuple(read_seeds(given.seeds)),
-        given.epochs,
-        given.scale,
-        given.data_dir,
-        read_names(given.rows),
-        given.at_once,
-        read_recipe(Path(given.recipe)) if given.recipe else {},
-    )
+    if given.rows and len(given.names) > 1:
+        raise InputError("rows belong to one table: write a single name, or leave --rows out")
+    requests = [
+        Request(
+            name,
+            Path(given.out),
+            tuple(read_seeds(given.seeds)),
+            given.epochs,
+            given.scale,
+            given.data_dir,
+            read_names(given.rows),
+            given.at_once,
+            read_recipe(Path(given.recipe)) if given.recipe else {},
+        )
+        for name in dict.fromkeys(given.names)
+    ]
     from parlay.progress import for_terminal
     from parlay.records import dumps
     from parlay.reproduce import runs, writer
 
     progress = for_terminal()
-    status = runs.carry_out(request, fit_any, progress)
-    told = writer.write(request, status, given.line, progress.line)
+    status = runs.carry_out(requests, fit_any, progress)
+    told = [writer.write(request, status, given.line, progress.line) for request in requests]
     if given.json:
-        print(dumps(told, indent=2))
+        print(dumps(told[0] if len(told) == 1 else {"reproductions": told}, indent=2))
     else:
-        sys.stdout.write((request.folder / f"{request.name}.md").read_text())
-        print(f"\nreproduction: {request.folder}")
+        tables = [(request.folder / f"{request.name}.md").read_text() for request in requests]
+        sys.stdout.write("\n".join(tables))
+        print("\n" + "\n".join(f"reproduction: {request.folder}" for request in requests))
     if status == "interrupted":
-        return say_no(f"interrupted: the same command goes on with {request.out}", FAILED)
+        return say_no(f"interrupted: the same command goes on with {given.out}", FAILED)
     return FINISHED if status == "finished" else FAILED

@@ -187,13 +187,14 @@ def rows(task: Task) -> list[dict[str, Any]]:
 
 
 def label(run: Run) -> str:
-    """The paper's name of a configuration, as in DS-SPH-AL K=3."""
+    """The paper's name of a configuration, as in DS-SPH-AL K=3; it has none for the adaptive schedule."""
     method = _method(run)
     if method == "Serial":
         return f"Serial {_augmentation(run)}"
     downsampled = "DS-" if run.number("downsample", 1) > 1 else ""
-    hybrid = "SPH-" if run.text("schedule").split(":")[0] in HYBRID else ""
-    return f"{downsampled}{hybrid}{method} K={run.number('stages', 1)}"
+    kind = run.text("schedule").split(":")[0]
+    hybrid, adaptive = "SPH-" * (kind in HYBRID and kind != "adaptive"), ", adaptive" * (kind == "adaptive")
+    return f"{downsampled}{hybrid}{method} K={run.number('stages', 1)}{adaptive}"
 
 
 def run_rows(groups: Iterable[Group]) -> list[dict[str, Any]]:

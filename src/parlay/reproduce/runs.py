@@ -31,10 +31,13 @@ BESIDE = 8 << 30  # bytes of a process without its states: weights, activations,
 ROOM = 0.9  # of the GPU's memory
 
 
-def carry_out(request: Request, fit: Fit, progress: Progress) -> str:
-    """Make the runs that are missing; the status of the whole: finished, interrupted or failed."""
-    planned = planned_runs(request, selected(request))
-    if request.at_once == 1:
+def carry_out(requests: Sequence[Request], fit: Fit, progress: Progress) -> str:
+    """Make the runs that are missing, of all that is asked for; the status of the whole: finished, interrupted or
+    failed.
+    """
+    planned = _each_once([one for request in requests for one in planned_runs(request, selected(request))])
+    at_once = requests[0].at_once
+    if at_once == 1:
         return compare.carry_out(planned, fit, progress)
     recipe = planned[0].recipe
     room = None
@@ -42,7 +45,12 @@ def carry_out(request: Request, fit: Fit, progress: Progress) -> str:
         gc.collect()
         torch.cuda.empty_cache()  # what planning took is for the runs
         room = int(ROOM * torch.cuda.mem_get_info()[0])
-    return beside.carry_out(planned, request.at_once, room, _bytes, progress)
+    return beside.carry_out(planned, at_once, room, _bytes, progress)
+
+
+def _each_once(planned: Sequence[Planned]) -> list[Planned]:
+    """Tables and figures share rows."""
+    return list({one.folder: one for one in planned}.values())
 
 
 def planned_runs(request: Request, lines: Sequence[Line]) -> list[Planned]:
