@@ -91,6 +91,7 @@ class Distributed(Engine):
         self.coupling = coupling
         self.crew = self.world = world
         self.stage, self.interface, self.cut = stage, interface, cut
+        stage.module.train()
         self.loss, self.feed, self.clip = loss, feed, clip
         self.k, self.first, self.last = world.stage, world.stage == 0, world.stage == world.stages - 1
         self.totals = Totals()
@@ -170,7 +171,7 @@ class Distributed(Engine):
         """A step of a streaming method; no batch enters while the last ones of a phase run out."""
         self._step += 1
         self.recorder.on = batch is not None and batch.step < self._timeline
-        self.stage.module.train()
+        self._train_mode()
         trained, loss = relay.step(batch, self._step)
         self._note(trained, loss)
         self._hold()
@@ -213,10 +214,15 @@ class Distributed(Engine):
         """Random numbers inside the network depend on the step, the stage and the replica alone."""
         self._step += 1
         self.recorder.on = batch.step < self._timeline
-        self.stage.module.train()
+        self._train_mode()
         self.stage.set_rate(batch.rate)
         self._seed(batch)
         return self._shares.of(batch.ids, batch.epoch, parallel)
+
+    def _train_mode(self) -> None:
+        """Asking all modules of a deep stage takes as long as some of its kernels."""
+        if not self.stage.module.training:
+            self.stage.module.train()
 
     def _seed(self, batch: Batch) -> None:
         torch.manual_seed(batch.random(self.k + REPLICA * self.world.replica))
