@@ -505,7 +505,7 @@ def test_a_recipe_may_not_replace_what_rows_are_made_of(tmp_path: Path, capsys: 
 
 
 def test_scale_is_a_share_of_the_training_samples_and_is_said(tmp_path: Path) -> None:
-    request = Request("table5", tmp_path, epochs=50, scale=0.1)
+    request = Request("table5", tmp_path, epochs=30, scale=0.1)
     assert request.keys()["train_samples"] == 6000
     assert request.labels() == ["scale 0.1: 6000 training samples; memory is what these take"]
     assert Request("table5", tmp_path).labels() == []
