@@ -89,7 +89,8 @@ def _next(
     """The first run that fits beside those at work; a run that fits nowhere is made alone.
 
     On a GPU the second waits until the first has an epoch behind it: code that it has compiled is there for all then.
-    Six that began at once compiled the same for three minutes, each for itself, while the GPU stood idle.
+    Of six that began at once each took three minutes for its first epoch, with the GPU idle most of that time (the VAE,
+    nothing compiled before); what the wait saves has not been timed.
     """
     if not left or len(going) >= at_once:
         return None
