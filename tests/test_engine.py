@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import parlay
 import problems
 from parlay import AugmentedLagrangian, Coupling, Penalty, models
 from parlay.engines import in_process
 from parlay.engines.base import Totals
+from parlay.engines.compiled import CompiledBlocks
 from parlay.engines.graphs import Graphed
 from parlay.engines.in_process import InProcess, Joint
 from parlay.errors import Diverged
@@ -342,15 +344,16 @@ def test_recorded_steps_train_as_those_that_are_not(
 @pytest.mark.parametrize("compiled", [pytest.param(False, marks=cuda), pytest.param(True, marks=cuda)])
 @pytest.mark.parametrize("schedule", ["serial", "parallel"])
 @pytest.mark.parametrize("method", METHODS[:2], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("network", ["resnet20", "wrn-10-10"])
 def test_epochs_of_recorded_steps_differ_from_their_eager_twin_by_less_than_bfloat16_rounds(
-    method: Coupling, schedule: str, compiled: bool
+    network: str, method: Coupling, schedule: str, compiled: bool
 ) -> None:
     torch.manual_seed(1)
     data = torch.randn(1000, 3, 32, 32), torch.randint(0, 10, (1000,))
 
     def trained(precision: str, **how: bool) -> Tensor:
         torch.manual_seed(0)
-        model = models.build("resnet20", (3, 32, 32), 10)
+        model = models.build(network, (3, 32, 32), 10)
         fused = {"optimizer": lambda weights: torch.optim.SGD(weights, lr=0.02, momentum=0.9, fused=True)}
         options = {"method": method, "schedule": schedule, "device": "cuda", "precision": precision, "batch_size": 64}
         fit(model, data, epochs=2, **options, **how, **fused)  # 16 steps each, the last one incomplete
@@ -359,6 +362,25 @@ def test_epochs_of_recorded_steps_differ_from_their_eager_twin_by_less_than_bflo
     eager = trained("bfloat16", capture=False, compile=False)
     rounding = relative(eager, trained("float32", capture=False, compile=False))
     assert relative(trained("bfloat16", capture=True, compile=compiled), eager) < rounding
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself
+@pytest.mark.parametrize(("network", "narrow"), [("resnet8", True), ("wrn-10-10", False)])
+def test_only_narrow_blocks_are_tuned(network: str, narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def compile_fx(graph: GraphModule, inputs: list[Tensor], **how: object) -> GraphModule:
+        asked.append((max(value.shape[1] for value in inputs if value.dim() == 4), how))
+        return graph
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    module = models.build(network, (3, 32, 32), 10)
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(CompiledBlocks(module)(x), module(x))
+    assert len(asked) > 3
+    assert all(bool(how) == (channels <= 64) for channels, how in asked)
+    assert all(bool(how) for _, how in asked) == narrow
 
 
 @pytest.mark.parametrize("ahead", [pytest.param(True, marks=cuda)])
