@@ -32,7 +32,7 @@ from parlay.schedule import PARALLEL, SERIAL, adapted, healthy
 if TYPE_CHECKING:
     from parlay.trainer import Trainer
 
-JUDGED = 10_000  # training samples that the training loss and the batch statistics are taken from
+JUDGED = 5_000  # training samples that the training loss and the batch statistics are taken from
 JUDGED_AT_ONCE = 500
 PHASE_NAMES = {PARALLEL: "parallel", SERIAL: "serial"}
 
