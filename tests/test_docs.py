@@ -37,10 +37,21 @@ SHOWN = {
 }
 
 
-def recorded() -> dict[str, dict[str, Any]]:
-    """The rows of the paper's table 1, by name."""
-    table = json.loads((ROOT / "results/paper/table1/reproduction.json").read_text())
-    return {row["row"]: row for row in table["rows"]}
+HYBRIDS = ["sph-penalty", "sph-al", "ds-sph-penalty", "ds-sph-al"]
+RATIOS = ["1to4", "2to3", "3to2", "4to1"]
+
+
+def recorded(table: str = "table1") -> dict[str, dict[str, Any]]:
+    """The rows of one of the paper's tables, by name."""
+    content = json.loads((ROOT / "results" / "paper" / table / "reproduction.json").read_text())
+    return {row["row"]: row for row in content["rows"]}
+
+
+def first_table(page: Path, heading: str = "") -> list[list[str]]:
+    """The cells of the first table after a heading, without emphasis."""
+    parts = page.read_text(encoding="utf-8").partition(heading)[2].split("\n\n")
+    lines = next(part for part in parts if part.startswith("| ")).splitlines()[2:]
+    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
 
 
 def on_a_third() -> dict[str, float]:
@@ -83,10 +94,7 @@ def test_memory_is_what_the_formula_says() -> None:
 
 def test_the_readmes_first_table_is_that_of_the_records() -> None:
     rows, cut = recorded(), on_a_third()
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")
-    first = next(part for part in lines if part.startswith("| "))
-    for line in first.splitlines()[2:]:
-        label, *cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
+    for label, *cells in first_table(ROOT / "README.md", "\n"):
         row = rows[SHOWN[label]]
         keys = ("value", "speedup_measured", "speedup_projected", "memory_gib", "paper_value", "paper_speedup")
         value, measured, projected, memory, quoted, speedup = (row[key] for key in keys)
@@ -95,6 +103,25 @@ def test_the_readmes_first_table_is_that_of_the_records() -> None:
         else:
             share = cut.get(row["method"]) if row["schedule"] in ("parallel", "adaptive") else None
         assert cells == [_cell(n) for n in (value, measured, share, projected, memory, quoted, speedup)]
+
+
+def test_more_serial_epochs_bring_more_and_the_results_say_how_much() -> None:
+    rows = recorded("table3")
+    for kind, (_, *cells) in zip(HYBRIDS, first_table(ROOT / "results/paper/README.md", "## Table 3"), strict=True):
+        shown = [rows[f"{kind}-k3-{ratio}"] for ratio in RATIOS]
+        values = [row["value"] for row in shown]
+        assert values == sorted(values)
+        assert cells == [f"{row['value']:.2f} (*{row['paper_value']:.2f}*)" for row in shown]
+
+
+def test_the_results_for_the_vae_are_those_of_the_records() -> None:
+    rows = list(recorded("table5").values())
+    for row, (_, *cells) in zip(rows, first_table(ROOT / "results/paper/README.md", "## Table 5"), strict=True):
+        serial, ours = row["method"] == "serial", row["ours"]
+        more = "" if serial else f"{round(row['value'], 4) - round(rows[0]['value'], 4):+.4f}"
+        times = [f"{row[key] or 1:.3g}" for key in ("speedup_measured", "speedup_projected")]
+        quoted = ["" if ours else f"{row['paper_value']:.3f}", "" if serial or ours else f"{row['paper_speedup']:.2f}"]
+        assert cells == [f"{row['value']:.4f}", more, *times, *quoted]
 
 
 def _cell(value: float | None) -> str:

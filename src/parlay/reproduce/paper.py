@@ -134,6 +134,7 @@ WORKLOADS = {
             "lr": 0.01,
             "lr_schedule": "hold",
             "weight_decay": 0.0,
+            "clip": 1.0,
         },
         30,
         "tail",
