@@ -188,7 +188,7 @@ def of_four(folder: Path) -> dict[str, Ran]:
 
 @dataclass
 class Spoiler:
-    """Cross-entropy that, at its n-th training call, gets this process a signal or is not a number."""
+    """Cross-entropy that, at its n-th training call, gets this process a signal or is, or has as gradient, no number."""
 
     at: int
     how: str
@@ -202,6 +202,8 @@ class Spoiler:
         if self.how == "signal":
             signal.raise_signal(signal.SIGTERM)
             return value
+        if self.how == "gradient":
+            return value + (0 * output.sum()).sqrt()
         return value * float("nan")
 
 
@@ -239,6 +241,8 @@ def disturbed(folder: Path) -> dict[str, Any]:
     for at in (2, 8):
         out = folder / f"diverged at {at}"
         found[f"diverged at {at}"] = STOPPED.run("distributed", out=out, loss=Spoiler(at, "nan"))
+    spoiled = folder / "spoiled"  # by the last step of the second epoch
+    found["spoiled"] = STOPPED.run("distributed", out=spoiled, loss=Spoiler(12, "gradient"))
     found["from one process"] = STOPPED.run("distributed", resume=True, out=folder / "from one process")
     found["two to three"] = STOPPED.run("distributed", out=folder / "two to three", loss=Spoiler(8, "signal"))
     found["refused"] = _refused(folder)
@@ -415,6 +419,18 @@ def test_a_loss_that_is_not_a_number_stops_all_processes_and_is_named(
     assert off(runs[0], STOPPED.run(loss=Spoiler(at, "nan"))) < ROUNDING  # which makes no update of that step
     found = checkpoint.newest(folder / f"diverged at {at}" / "checkpoints", pytest.fail)
     assert (found is None) == (epoch == 0)
+
+
+def test_weights_that_an_epochs_last_step_has_spoiled_in_one_process_go_into_no_checkpoint(
+    ends: list[dict[str, Any]], folder: Path
+) -> None:
+    runs = [found["spoiled"] for found in ends]
+    assert [ran.status for ran in runs] == ["diverged"] * 2
+    assert runs[0].message == runs[1].message
+    assert "the weights of stage 1 of 2 are not finite after epoch 2" in runs[0].message
+    found = checkpoint.newest(folder / "spoiled" / "checkpoints", pytest.fail)
+    assert found is not None
+    assert found.path.name == "0000000006"
 
 
 def test_a_checkpoint_has_a_part_of_each_process_and_parts_of_different_steps_are_no_checkpoint(

@@ -94,6 +94,26 @@ def test_a_loss_that_is_not_a_number_stops_all_stages_before_the_update(tmp_path
     assert checkpoint.newest(tmp_path / "checkpoints", pytest.fail) is not None
 
 
+@pytest.mark.parametrize("epochs", [2, 4])
+def test_weights_that_an_epochs_last_step_has_spoiled_go_into_no_checkpoint(tmp_path: Path, epochs: int) -> None:
+    subject = trainer(nn.functional.cross_entropy, tmp_path)
+    steps = 0
+
+    def spoil(gradient: Tensor) -> Tensor:
+        nonlocal steps
+        steps += 1
+        return gradient * float("nan") if steps == 8 else gradient  # of 4 in each epoch
+
+    subject.partition.model[4].weight.register_hook(spoil)
+    result = subject.fit(samples(), epochs=epochs)
+    assert result.status == summary(tmp_path)["status"] == "diverged"
+    assert "the weights of stage 1 of 2 are not finite after epoch 2" in result.message
+    saved = checkpoint.newest(tmp_path / "checkpoints", pytest.fail)
+    assert saved is not None
+    assert saved.path.name == "0000000004"
+    assert str(saved.path) in result.message
+
+
 def test_a_run_that_diverges_at_once_says_that_there_is_no_checkpoint(tmp_path: Path, capsys: Capsys) -> None:
     assert train(tmp_path, "--epochs", 2, "--lr", 1e30) == 1
     assert "there is no checkpoint yet" in last_line(capsys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
@@ -164,6 +165,8 @@ class Run:
         record = self._record(epoch)
         self.crew.gathered(lambda: self._keep(record))
         self.trainer.progress.epoch(record, self.epochs)
+        if not math.isfinite(record["train_loss"]):
+            self._refuse_spoiled_weights(epoch)
         if self._adapts and phase == PARALLEL:  # all processes do what the leader's record says
             self.phases = self.crew.led(lambda: adapted(self.phases, epoch, record["healthy"]))
             if self._ends_here(epoch):
@@ -172,6 +175,22 @@ class Run:
         if self._due(epoch):
             self._save()
         return True
+
+    def _refuse_spoiled_weights(self, epoch: int) -> None:
+        """A loss can be finite where its gradient is not. Of the last step of an epoch no later loss tells, and a
+        checkpoint would hold what is left of the weights.
+        """
+        trained = {f"weights/{name}" for name, _ in self.engine.model.named_parameters()}
+
+        def spoiled() -> list[str]:
+            parts = self.engine.parts(with_states=False)
+            found = {name: [part[key] for key in part.keys() & trained] for name, part in parts.items()}
+            return [name for name, weights in found.items() if not all(bool(w.isfinite().all()) for w in weights)]
+
+        stages = sorted(name.replace("-", " ") for found in self.crew.gathered(spoiled) for name in found)
+        if stages:
+            whose = f"{' and '.join(stages)} of {len(self.trainer.partition)}"
+            raise Diverged(f"the weights of {whose} are not finite after epoch {epoch + 1}")
 
     def _keep(self, record: Record) -> None:
         self.records.append(record)
