@@ -188,7 +188,7 @@ def of_four(folder: Path) -> dict[str, Ran]:
 
 @dataclass
 class Spoiler:
-    """Cross-entropy that, at its n-th training call, gets this process a signal or is, or has as gradient, no number."""
+    """Cross-entropy. At its n-th training call it gets this process a signal, or it or its gradient is not a number."""
 
     at: int
     how: str
