@@ -25,6 +25,21 @@ def test_a_rate_is_held_until_the_serial_epochs_at_the_end(epoch: float, share: 
     assert Rate("hold").at(epoch, 8, tail=2) == pytest.approx(share)
 
 
+@pytest.mark.parametrize(("epoch", "share"), [(0, 0.3), (5.999, 0.3), (6, 1.0), (7, 0.5), (8, 0.0)])
+def test_a_share_of_it_can_be_held(epoch: float, share: float) -> None:
+    assert Rate("hold:0.3").at(epoch, 8, tail=2) == pytest.approx(share)
+
+
+def test_a_share_is_for_a_tail_alone() -> None:
+    assert [Rate("hold:0.3").at(n, 4) for n in range(5)] == [Rate("cosine").at(n, 4) for n in range(5)]
+
+
+@pytest.mark.parametrize("kind", ["hold:", "hold:2", "hold:0", "hold:-1", "hold:nan", "hold:a"])
+def test_a_share_that_is_none_is_an_input_error(kind: str) -> None:
+    with pytest.raises(InputError, match=f"'{kind}': write a share above 0 and up to 1, as in hold:0.3"):
+        Rate(kind)
+
+
 def test_a_tail_of_all_epochs_is_a_cosine() -> None:
     assert [Rate("hold").at(n, 4, tail=4) for n in range(5)] == [Rate("cosine").at(n, 4) for n in range(5)]
 
@@ -53,9 +68,10 @@ def test_without_warm_up_no_rate_ever_rises(kind: str) -> None:
     assert shares[0] == 1.0
 
 
-def test_an_unknown_kind_is_answered_with_those_that_there_are() -> None:
-    with pytest.raises(InputError, match="'cosinus': write one of cosine, step, constant"):
-        Rate("cosinus")
+@pytest.mark.parametrize("kind", ["cosinus", "cosine:0.3", ""])
+def test_an_unknown_kind_is_answered_with_those_that_there_are(kind: str) -> None:
+    with pytest.raises(InputError, match=f"'{kind}': write one of cosine, step, constant"):
+        Rate(kind)
 
 
 def test_a_negative_warm_up_is_an_input_error() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from parlay.errors import InputError
-from parlay.rates import KINDS as LR_SCHEDULES
+from parlay.rates import Rate
 from parlay.schedule import Schedule
 
 DATASETS = ("digits", "mnist", "cifar10", "cifar100", "synthetic")
@@ -105,8 +105,9 @@ class Recipe:
     weight_decay: float = option(5e-4, "weight decay", form="W")
     lr_schedule: str = option(
         "cosine",
-        "to zero; a tenth after each quarter (step); held, and to zero over a serial tail (hold)",
-        LR_SCHEDULES,
+        "cosine, to zero; step, a tenth after each quarter; constant; hold, or a share (hold:0.3), until a serial tail "
+        "begins, and to zero over that",
+        form="HOW",
     )
     warmup: float = option(0.0, "epochs over which the learning rate rises", form="E")
     clip: float | None = option(None, "largest norm of a stage's gradient", form="C")
@@ -133,6 +134,7 @@ class Recipe:
         for key in fields(self):
             _check(key.name, getattr(self, key.name), str(key.type), key.metadata["choices"])
         Schedule.parse(self.schedule)
+        Rate(self.lr_schedule)
         at_least_one = ("epochs", "batch_size", "synthetic_classes", "synthetic_samples", "replicas")
         for name in at_least_one:  # stages: once blocks are known
             if getattr(self, name) < 1:
