@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from parlay import compare
 from parlay.recipe import Recipe, flag
+from parlay.reproduce import runs
+from parlay.reproduce.request import Request
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -112,6 +116,15 @@ def test_more_serial_epochs_bring_more_and_the_results_say_how_much() -> None:
         values = [row["value"] for row in shown]
         assert values == sorted(values)
         assert cells == [f"{row['value']:.2f} (*{row['paper_value']:.2f}*)" for row in shown]
+
+
+@pytest.mark.parametrize("name", ["table1", "table3", "table5", "figure6", "figure7"])
+def test_the_recorded_runs_are_those_that_reproduce_would_make(name: str) -> None:
+    kept = tomllib.loads((ROOT / "results/paper/recipe.toml").read_text())
+    instead = {key.replace("-", "_"): value for key, value in kept.items()}
+    request = Request(name, ROOT / "results" / "paper", epochs=30, instead=instead)
+    planned = runs.planned_runs(request, request.lines)  # refuses a folder that holds a run with other keys
+    assert [one.folder.name for one in planned if not compare.is_over(one)] == []
 
 
 def test_the_results_for_the_vae_are_those_of_the_records() -> None:
