@@ -134,9 +134,18 @@ def test_every_hybrid_ratio_is_here_with_what_the_paper_prints(name: str, text: 
 
 def test_a_ratio_is_serial_to_parallel_epochs() -> None:
     """1:4 has 80 % of the epochs in parallel (the paper's text); alternately on CIFAR-10, at the end on CIFAR-100."""
-    schedules = {line.ratio: line.keys("alternate")["schedule"] for line in lines("table3") if line.ratio}
+    schedules = {line.ratio: line.keys(WORKLOADS["cifar10"])["schedule"] for line in lines("table3") if line.ratio}
     assert schedules == {"1:4": "alternate:4:1", "2:3": "alternate:3:2", "3:2": "alternate:2:3", "4:1": "alternate:1:4"}
     assert (WORKLOADS["cifar10"].hybrid, WORKLOADS["cifar100"].hybrid) == ("alternate", "tail")
+
+
+def test_a_hybrid_of_the_vae_holds_a_part_of_the_rate_until_its_tail_but_for_a_rate_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    hybrid, serial = (next(one for one in lines("table5") if bool(one.ratio) is wanted) for wanted in (True, False))
+    plain, other = Request("table5", tmp_path), Request("table5", tmp_path, instead={"lr_schedule": "cosine"})
+    rates = [{**r.keys(), **r.row(line).keys}["lr_schedule"] for r in (plain, other) for line in (hybrid, serial)]
+    assert rates == ["hold:0.3", "hold", "cosine", "cosine"]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -103,7 +103,8 @@ class Request:
 
     def row(self, line: Line) -> Row:
         """For the runner of comparisons."""
-        return Row(line.name, line.keys(self.workload.hybrid))
+        own = line.keys(self.workload)
+        return Row(line.name, {key: value for key, value in own.items() if key not in self.instead})
 
     def labels(self) -> list[str]:
         """In what this is not the paper's experiment; it stands above everything that is written."""
