@@ -253,7 +253,7 @@ def test_what_cannot_be_timed_is_left_empty_and_said(tmp_path: Path, monkeypatch
     assert any(line.endswith("could not be timed: no room") for line in told)
 
 
-def test_timings_of_other_hardware_are_kept_until_one_is_missing(
+def test_timings_of_other_hardware_are_kept_and_nothing_is_timed_beside_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, here = tmp_path / "timings.json", speed.Timing(1.0, [1.0, 1.0], [0], 1e6, measured=None)
@@ -261,15 +261,21 @@ def test_timings_of_other_hardware_are_kept_until_one_is_missing(
     known, unknown = Recipe(stages=2, device="cpu"), Recipe(stages=3, device="cpu")
     monkeypatch.setattr(speed, "_timed", lambda recipe, link: here)  # noqa: ARG005
     monkeypatch.setattr(speed, "link_speed", lambda kind: 1e9)  # noqa: ARG005
-    about = {"devices": ["a GPU"]}
+    about, told = {"devices": ["a GPU"]}, list[str]()
     content = {"device": "a GPU", "timings": {speed._key(known): asdict(there)}, "environment": about}
     path.write_text(json.dumps(content))
 
     timings = speed.Timings(path, "cpu")
-    timings.add([known], str)
-    assert (timings.of(known), timings.environment) == (there, about)
+    timings.add([known], told.append)
+    assert (timings.of(known), timings.environment, told) == (there, about, [])
+    timings.add([known, unknown], told.append)
+    assert (timings.of(known), timings.of(unknown)) == (there, None)
     assert json.loads(path.read_text()) == content
-    timings.add([known, unknown], str)
+    assert "is of a GPU; what it lacks is not timed: delete it" in told[0]
+
+    path.unlink()
+    timings = speed.Timings(path, "cpu")
+    timings.add([known, unknown], told.append)
     assert (timings.of(known), timings.of(unknown)) == (here, here)
     assert timings.environment["devices"] == [timings.here] == [speed.Timings(path, "cpu").device]
 

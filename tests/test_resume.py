@@ -1,6 +1,8 @@
 """A run stopped and resumed equals the same run uninterrupted, bit for bit: weights, optimiser, records."""
 
 import json
+import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -102,6 +104,39 @@ def test_states_that_only_a_record_needs_are_not_kept_and_that_record_says_null(
     whole, parts = ([row["violation_at_entry"] for row in records(out)] for out in (undisturbed("al"), tmp_path))
     assert [moved is None for moved in whole] == [True, True, True, False, True]
     assert parts == [None] * 5
+
+
+@pytest.mark.parametrize("step", [2 * STEPS, 2 * STEPS + 1])
+def test_a_checkpoint_without_states_is_that_of_serial_training_and_states_are_set_anew(
+    step: int, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    small, whole = tmp_path / "small", tmp_path / "whole"
+    for out, states in ((small, "off"), (whole, "on")):
+        with pytest.MonkeyPatch.context() as patch:
+            listen(patch, stop_after=step)
+            assert train(out, *KINDS["al"].replace(HYBRID, SHORT).split(), "--checkpoint-states", states) == 1
+    kinds = [sorted(path.name for path in (out / "checkpoints" / f"{step:010}").iterdir()) for out in (small, whole)]
+    assert kinds[0] == [name for name in kinds[1] if not name.startswith("interface-")] != kinds[1]
+    heard = listen(monkeypatch)
+    assert resume(small) == 0
+    assert heard.lines[0] == "the checkpoint was made without states: they are set anew"
+    assert summary(small)["status"] == "finished"
+    assert all(math.isfinite(row["train_loss"]) for row in records(small))
+
+
+def test_hybrids_that_differ_in_their_tail_can_share_what_comes_before_it(tmp_path: Path) -> None:
+    """A copy of the longer parallel phase, without states, goes on as serial training: bit for bit the shorter one."""
+    whole, longer, short = tmp_path / "whole", tmp_path / "longer", tmp_path / "short"
+    assert train(whole, "--method", "al", "--epochs", "5", "--schedule", "tail:2:3") == 0
+    words = ["--method", "al", "--epochs", "5", "--checkpoint-states", "off"]
+    with pytest.MonkeyPatch.context() as patch:
+        listen(patch, stop_after=2 * STEPS)
+        assert train(longer, *words, "--schedule", "tail:4:1") == 1
+    shutil.copytree(longer, short)
+    assert resume(short, "--schedule", "tail:2:3") == 0
+    assert_same_run(short, whole)
+    assert resume(longer) == 0
+    assert [row["phase"][0] for row in records(longer)] == list("spp") + ["p", "s"]
 
 
 def test_how_a_phase_was_entered_stays_known_where_states_are_set_anew_later_in_that_epoch(tmp_path: Path) -> None:

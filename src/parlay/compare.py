@@ -282,8 +282,8 @@ def status_of(folder: Path) -> str | None:
 
 
 def _asked(recipe: Recipe) -> dict[str, Any]:
-    """The keys that a run's own recipe must agree with: not those that it fills in, nor those of places."""
-    filled: tuple[str, ...] = ("out", "data_dir")
+    """The keys that a run's own recipe must agree with: not those that it fills in, nor those of places and records."""
+    filled: tuple[str, ...] = ("out", "data_dir", "checkpoint_every", "checkpoint_states", "timeline", "tensorboard")
     if recipe.method == "serial":
         filled += ("stages", "partition", "schedule")
     values = {key.name: getattr(recipe, key.name) for key in fields(recipe) if key.name not in filled}

@@ -126,6 +126,9 @@ class Recipe:
     compile: str = option("auto", "compile recorded steps; auto: from 20,000 steps on", ("auto", "on", "off"))
     tensorboard: bool = option(False, "write scalars for TensorBoard into the run folder")
     checkpoint_every: int = option(1, "epochs between checkpoints; 0: only at the end and when interrupted", form="E")
+    checkpoint_states: str = option(
+        "on", "keep states and multipliers in checkpoints; off: they are set anew where a run goes on", ("on", "off")
+    )
     synthetic_shape: str = option("3,32,32", "channels, height, width of the synthetic images", form="C,H,W")
     synthetic_classes: int = option(10, "classes of the synthetic set", form="N")
     synthetic_samples: int = option(2048, "training samples of the synthetic set", form="N")

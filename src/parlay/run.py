@@ -167,6 +167,7 @@ def make_trainer(setup: Setup, out: Path | None, progress: Progress) -> Trainer:
         out=out,
         tensorboard=recipe.tensorboard and out is not None,
         checkpoint_every=recipe.checkpoint_every,
+        checkpoint_states=recipe.checkpoint_states == "on",
         progress=progress,
         about={key: getattr(recipe, key) for key in ("method", "model", "dataset", "optimizer")},
         recipe=recipe.toml(),

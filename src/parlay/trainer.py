@@ -79,6 +79,7 @@ class Trainer:
         out: str | Path | None = None,
         tensorboard: bool = False,
         checkpoint_every: int = 1,
+        checkpoint_states: bool = True,
         progress: Progress | None = None,
         about: Mapping[str, Any] | None = None,
         recipe: str | None = None,
@@ -92,7 +93,8 @@ class Trainer:
         `engine`: "distributed" trains one stage in this process and leaves the others to those that torchrun has
         started beside it; "auto" does so where there are some. `replicas`, `serial_phase`, `micro_batches` and
         `timeline` are for that engine. `out` is the run folder, None for none; `tensorboard` writes scalars there,
-        `about` goes into its summary, and `recipe` is the text of its `recipe.toml`.
+        `about` goes into its summary, and `recipe` is the text of its `recipe.toml`. Without `checkpoint_states` its
+        checkpoints are as small as those of serial training, and a run that goes on from one sets its states anew.
         """
         if not isinstance(stages, Partition):
             raise InputError(f"stages is a {type(stages).__name__}: write parlay.partition(model, K, example=inputs)")
@@ -137,6 +139,7 @@ class Trainer:
             if out is None:
                 raise InputError("tensorboard needs a run folder: give `out`")
         self.checkpoint_every = checkpoint_every
+        self.checkpoint_states = checkpoint_states
         leads = self.world is None or self.world.leads
         self.progress = (progress or for_terminal()) if leads else Silent()
         self.about = dict(about or {})

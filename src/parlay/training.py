@@ -314,13 +314,15 @@ class Run:
             return
         now = self.position
         parallel = now.epoch < self.epochs and self.phases[now.epoch] == PARALLEL
-        with_states = parallel and (now.step > 0 or not self._after_serial(now.epoch))
+        needed = parallel and (now.step > 0 or not self._after_serial(now.epoch))
+        with_states = needed and (self.trainer.checkpoint_states or isinstance(self.trainer.method, Streaming))
         meta = {
             "position": asdict(now),
             "phases": self.phases,
             "total_seconds": self._total_seconds(),
             "made_with": self._made_with(),
             "cuts": list(self.trainer.partition.cuts),
+            "without_states": needed and not with_states,
         }
         folder = self.trainer.out / "checkpoints"
         self.saved = self._saved(folder, self._step_number(), self.engine.parts(with_states), meta)
@@ -374,6 +376,8 @@ class Run:
             self.position.totals, self.position.violation_at_entry = Totals(), None  # of other stages
         elif any(name.startswith("interface-") for name in found.parts) and not self.engine.filled:
             say("the checkpoint's states are of another filter, type or method: they are set anew")
+        elif found.meta.get("without_states") and self.phases[self.position.epoch] == PARALLEL:
+            say("the checkpoint was made without states: they are set anew")
         self._restart_records(self.position.epoch)
         return True
 

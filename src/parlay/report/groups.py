@@ -18,7 +18,7 @@ from typing import Any
 from parlay.report.load import Run
 from parlay.schedule import HYBRID
 
-NOT_COMPARED = ("seed", "out", "data-dir", "checkpoint-every", "timeline", "tensorboard")
+NOT_COMPARED = ("seed", "out", "data-dir", "checkpoint-every", "checkpoint-states", "timeline", "tensorboard")
 """Keys of a recipe that do not make another configuration."""
 
 METHODS = {

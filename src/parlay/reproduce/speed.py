@@ -62,7 +62,7 @@ class Timing:
 class Timings:
     """What has been timed, kept in a file beside the runs: from it a table can be written again on any machine.
 
-    What is missing is timed, or all of it where the rest was timed on other hardware: a table has one kind of device.
+    What is missing is timed. Not where the rest was timed on other hardware: a table has one kind of device.
     """
 
     def __init__(self, path: Path, device: str) -> None:
@@ -86,8 +86,10 @@ class Timings:
         wanted = {_key(recipe): recipe for recipe in recipes if recipe.method != "serial"}
         if wanted.keys() <= self.kept.keys():
             return
-        if self.device != self.here:
-            self.kept, self.device, self.environment = {}, self.here, environment([self.here])
+        if self.kept and self.device != self.here:
+            say(f"{self.path} is of {self.device}; what it lacks is not timed: delete it to time all on {self.here}")
+            return
+        self.device, self.environment = self.here, environment([self.here])
         missing = {key: recipe for key, recipe in wanted.items() if key not in self.kept}
         speed = link_speed(self.kind)
         for key, recipe in missing.items():
