@@ -16,9 +16,12 @@ import pytest
 
 from parlay import compare
 from parlay.recipe import Recipe, flag
+from parlay.report import reproduction
+from parlay.report.simulate import length, play
 from parlay.reproduce import runs
-from parlay.reproduce.paper import EXPERIMENTS
+from parlay.reproduce.paper import EXPERIMENTS, WORKLOADS
 from parlay.reproduce.request import Request
+from parlay.reproduce.speed import Timing
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -140,6 +143,18 @@ def test_the_results_for_the_wide_network_are_those_of_the_records() -> None:
         numbers = (*shown, row["paper_value"], row["paper_speedup"])
         assert [cell or _cell(None) for cell in cells] == [n if isinstance(n, str) else _cell(n) for n in numbers]
     assert rows["replay-k3"]["value"] > rows["serial-da"]["value"] - 0.5
+
+
+@pytest.mark.parametrize("table", ["table1", "table2", "table3", "table5"])
+def test_the_simulated_timeline_is_as_fast_as_the_projection_beside_it(table: str) -> None:
+    """Of rows whose stages compute whole batches, of the timing that the timeline is drawn from."""
+    shown = reproduction.read(ROOT / "results" / "paper" / table)
+    timings = json.loads((ROOT / "results/paper/runs" / EXPERIMENTS[table].workload / "timings.json").read_text())
+    for stages, times in shown.times.items():
+        own = [Timing(**one) for key, one in timings["timings"].items() if key.startswith(f"al K={stages} r=1 ")]
+        assert times.serial is not None
+        assert length(play(times, "P")) == pytest.approx(own[0].serial_ms / own[0].projected)
+    assert shown.hybrid.split(":")[0] == WORKLOADS[EXPERIMENTS[table].workload].hybrid
 
 
 def test_the_results_for_the_vae_are_those_of_the_records() -> None:

@@ -227,7 +227,14 @@ def test_a_plan_with_impossible_numbers_is_refused(tmp_path: Path, keys: dict[st
 
 
 @pytest.mark.parametrize(
-    "keys", [{"columns": None}, {"rows": [1]}, {"figures": [{"caption": "x"}]}, {"stage_ms": {"x": [1.0]}}]
+    "keys",
+    [
+        {"columns": None},
+        {"rows": [1]},
+        {"figures": [{"caption": "x"}]},
+        {"stage_ms": {"x": [1.0]}},
+        {"message_ms": {"3": [1.0]}},
+    ],
 )
 def test_a_damaged_reproduction_is_refused(tmp_path: Path, keys: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"reproduction\.json is damaged"):

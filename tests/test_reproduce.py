@@ -418,7 +418,7 @@ def test_a_table_is_reproduced_from_ordinary_runs_and_goes_on_after_an_interrupt
     assert rows["al-k2"]["memory_gib"] == pytest.approx(rows["al-k2"]["formula_gib"])
     assert rows["al-k2"]["speedup_projected"] > 0
     assert all(row["speedup_measured"] is None for row in second["rows"])  # on a CPU it would say nothing
-    assert set(second["stage_ms"]) == {"2", "3"}
+    assert set(second["stage_ms"]) == set(second["message_ms"]) == {"2", "3"}
     assert "3 epochs in the place of 200" in second["labels"]
     assert "model resnet8 in the place of resnet110" in second["labels"]
     out = tmp_path / "out" / "table1"

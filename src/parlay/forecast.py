@@ -102,9 +102,13 @@ def step_ms(measured: Measured, crossing: Sequence[int]) -> float:
     """Of the slowest stage, with its messages to and from both neighbours."""
     if measured.with_messages:
         return max(measured.stage_ms)
-    around = [0, *crossing, 0]
-    messages = [1000 * (a + b) / measured.bytes_per_second for a, b in pairwise(around)]
+    messages = message_ms(crossing, measured.bytes_per_second)
     return max(own + sent for own, sent in zip(measured.stage_ms, messages, strict=True))
+
+
+def message_ms(crossing: Sequence[int], bytes_per_second: float) -> list[float]:
+    """Of every stage, with both neighbours."""
+    return [1000 * (a + b) / bytes_per_second for a, b in pairwise([0, *crossing, 0])]
 
 
 def hybrid_speedup(ratio: float, phases: str) -> float:

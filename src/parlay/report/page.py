@@ -233,8 +233,9 @@ def _reproduction(one: Reproduction) -> dict[str, Any]:
     timelines = []
     for stages, times in one.times.items():
         if stages > 1:
-            caption = f"{stages} stages, by their times as measured alone"
-            timelines.append(_one_simulated(times, "alternate:4:1", caption, f"{one.name} {stages}"))
+            sent = " and what crosses between them" if any(times.messages) else ""
+            caption = f"{stages} stages, by their times as measured alone{sent}"
+            timelines.append(_one_simulated(times, one.hybrid, caption, f"{one.name} {stages}"))
     return {
         "title": one.title,
         "labels": one.labels,

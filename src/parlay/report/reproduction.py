@@ -58,6 +58,8 @@ class Reproduction:
     pictures: tuple[Picture, ...]
     times: dict[int, Times]
     """Of the stages, by their number."""
+    hybrid: str
+    """The schedule of its first hybrid row, if there is one."""
     command: str
     folders: tuple[Path, ...]
 
@@ -104,10 +106,23 @@ def _read(content: Any, folder: Path) -> Reproduction:
         rows=tuple({str(one["key"]): row.get(one["key"]) for one in content["columns"]} for row in rows),
         ours=tuple(bool(row.get("ours")) for row in rows),
         pictures=tuple(_picture(folder, one) for one in content.get("figures") or () if _is_there(folder, one)),
-        times={int(k): of_stages(ms, float(serial) if serial else None) for k, ms in stage_ms.items() if ms},
+        times={
+            int(k): of_stages(ms, float(serial) if serial else None, _messages(content, k, ms))
+            for k, ms in stage_ms.items()
+            if ms
+        },
+        hybrid=next((str(row["schedule"]) for row in rows if row.get("ratio")), ""),
         command=str(content.get("command") or ""),
         folders=tuple(dict.fromkeys(folder / str(name) for row in rows for name in row.get("folders") or ())),
     )
+
+
+def _messages(content: Any, stages: str, stage_ms: Sequence[float]) -> list[float]:
+    """None in records of before."""
+    found = [float(ms) for ms in (content.get("message_ms") or {}).get(stages, [])]
+    if found and len(found) != len(stage_ms):
+        raise ValueError("message_ms")
+    return found
 
 
 def _tells(key: str, rows: Sequence[Any]) -> bool:

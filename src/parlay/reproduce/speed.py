@@ -53,6 +53,10 @@ class Timing:
     measured_high: float | None = None
 
     @property
+    def message_ms(self) -> list[float]:
+        return forecast.message_ms(self.exchange_bytes, self.link_bytes_per_second)
+
+    @property
     def projected(self) -> float:
         found = forecast.Measured(self.serial_ms, self.stage_ms, self.link_bytes_per_second)
         return self.serial_ms / forecast.step_ms(found, self.exchange_bytes)

@@ -31,6 +31,7 @@ OF_SPEED = (
     "Penalty rows: neighbouring stages take turns at the samples (order red-black), so that a stage computes half of "
     "each batch; that is a part of their speed-up.",
 )
+NO_TIMES: dict[str, Any] = {"serial_ms": None, "stage_ms": {}, "message_ms": {}}
 OF_PRINT = "Columns headed paper are quoted from it."
 OF_MISPRINTS = " Of its memory {printed} are misprints ({meant})."
 
@@ -74,7 +75,7 @@ def write(request: Request, status: str, command: str, say: Callable[[str], None
         "columns": columns.as_json(heads),
         "rows": found.rows,
         "figures": _drawn(request, found),
-        **(_stage_times(found) if request.experiment.shows_speed else {"serial_ms": None, "stage_ms": {}}),
+        **(_stage_times(found) if request.experiment.shows_speed else NO_TIMES),
         "command": command,
         "environment": found.environment,
     }
@@ -133,6 +134,7 @@ def _stage_times(found: Found) -> dict[str, Any]:
     return {
         "serial_ms": known[0][1].serial_ms if known else None,
         "stage_ms": {str(recipe.stages): timing.stage_ms for recipe, timing in reversed(known)},
+        "message_ms": {str(recipe.stages): timing.message_ms for recipe, timing in reversed(known)},
     }
 
 
