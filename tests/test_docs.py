@@ -157,6 +157,15 @@ def test_the_simulated_timeline_is_as_fast_as_the_projection_beside_it(table: st
     assert shown.hybrid.split(":")[0] == WORKLOADS[EXPERIMENTS[table].workload].hybrid
 
 
+def test_the_results_on_tails_are_those_of_the_records() -> None:
+    rows = first_table(ROOT / "results/tail/README.md", "\n")
+    names = [f"{method}-{rate}" for method in ("penalty", "al") for rate in ("cosine", "hold", "low", "jump")]
+    for name, (*_, before, first, last) in zip(names, rows, strict=True):
+        lines = (ROOT / "results/tail/runs" / name / "records.jsonl").read_text().splitlines()
+        values = [json.loads(line)["test_accuracy"] for line in lines]
+        assert [before, first, last] == [f"{values[epoch]:.2f}" for epoch in (15, 16, 19)]
+
+
 def test_the_results_for_the_vae_are_those_of_the_records() -> None:
     rows = list(recorded("table5").values())
     for row, (_, *cells) in zip(rows, first_table(ROOT / "results/paper/README.md", "## Table 5"), strict=True):
