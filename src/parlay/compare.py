@@ -25,7 +25,7 @@ from typing import Any, final
 
 from parlay.errors import InputError
 from parlay.progress import Progress, clock
-from parlay.recipe import METHODS, Recipe, flag, nearest
+from parlay.recipe import ASIDE, METHODS, Recipe, flag, nearest
 
 OVER = ("finished", "diverged")
 """A run that has ended so is not run again: that a method diverges is a result too."""
@@ -283,7 +283,7 @@ def status_of(folder: Path) -> str | None:
 
 def _asked(recipe: Recipe) -> dict[str, Any]:
     """The keys that a run's own recipe must agree with: not those that it fills in, nor those of places and records."""
-    filled: tuple[str, ...] = ("out", "data_dir", "checkpoint_every", "checkpoint_states", "timeline", "tensorboard")
+    filled: tuple[str, ...] = ASIDE
     if recipe.method == "serial":
         filled += ("stages", "partition", "schedule")
     values = {key.name: getattr(recipe, key.name) for key in fields(recipe) if key.name not in filled}

@@ -22,6 +22,8 @@ DATASETS = ("digits", "mnist", "cifar10", "cifar100", "synthetic")
 AUTO = "auto"  # in the place of a number of stages: it is measured before there is a recipe
 STREAMING = ("replay", "delayed", "local", "dni", "auxnet")
 """Methods whose states live a few steps."""
+ASIDE = ("out", "data_dir", "checkpoint_every", "checkpoint_states", "timeline", "tensorboard")
+"""Keys that do not change what is trained: where things lie, and what is written down."""
 METHODS = ("serial", "penalty", "al", *STREAMING)
 
 

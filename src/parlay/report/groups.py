@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from parlay.recipe import ASIDE, flag
 from parlay.report.load import Run
 from parlay.schedule import HYBRID
 
-NOT_COMPARED = ("seed", "out", "data-dir", "checkpoint-every", "checkpoint-states", "timeline", "tensorboard")
+NOT_COMPARED = ("seed", *map(flag, ASIDE))
 """Keys of a recipe that do not make another configuration."""
 
 METHODS = {
