@@ -13,7 +13,7 @@ from typing import Any, final
 from parlay.compare import Row
 from parlay.errors import InputError
 from parlay.recipe import Recipe, flag, nearest
-from parlay.reproduce.paper import EXPERIMENTS, WORKLOADS, Experiment, Line, Workload
+from parlay.reproduce.paper import EXPERIMENTS, KINDS, WORKLOADS, Experiment, Line, Workload
 
 FIXED = ("method", "stages", "downsample", "schedule", "augment", "seed", "out", "epochs", "train_samples", "data_dir")
 """What rows are made of, and what has a flag of its own: no recipe may replace it."""
@@ -118,6 +118,13 @@ class Request:
             paper = self.workload.keys.get(key, defaults[key])
             if value != paper:
                 told.append(f"{flag(key)} {value} in the place of {paper}")
+        kinds = {line.kind for line in self.lines}
+        for kind, rates in self.workload.rates.items():
+            told += [
+                f"{flag(key)} {value} in the place of {self.workload.keys[key]} ({KINDS[kind]})"
+                for key, value in rates.items()
+                if kind in kinds and key not in self.instead
+            ]
         return told
 
     def _samples(self, keys: Mapping[str, Any]) -> int:
