@@ -167,6 +167,8 @@ def test_what_a_caller_gets_wrong_is_said_in_one_line() -> None:
         parlay.Trainer(model, nn.MSELoss())  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"method is 'al': write an object"):
         parlay.Trainer(cut, nn.MSELoss(), "al")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"judge-every is 0: write a number of at least 1"):
+        parlay.Trainer(cut, nn.MSELoss(), judge_every=0)
     with pytest.raises(InputError, match="batch-size is 0"):
         make_trainer(batch_size=0)
     with pytest.raises(InputError, match="unknown schedule"):

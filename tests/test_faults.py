@@ -94,9 +94,11 @@ def test_a_loss_that_is_not_a_number_stops_all_stages_before_the_update(tmp_path
     assert checkpoint.newest(tmp_path / "checkpoints", pytest.fail) is not None
 
 
-@pytest.mark.parametrize("epochs", [2, 4])
-def test_weights_that_an_epochs_last_step_has_spoiled_go_into_no_checkpoint(tmp_path: Path, epochs: int) -> None:
-    subject = trainer(nn.functional.cross_entropy, tmp_path)
+@pytest.mark.parametrize(("epochs", "judge_every"), [(2, 1), (4, 1), (4, 3)])
+def test_weights_that_an_epochs_last_step_has_spoiled_go_into_no_checkpoint(
+    tmp_path: Path, epochs: int, judge_every: int
+) -> None:
+    subject = trainer(nn.functional.cross_entropy, tmp_path, judge_every=judge_every)
     steps = 0
 
     def spoil(gradient: Tensor) -> Tensor:

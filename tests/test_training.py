@@ -17,6 +17,7 @@ from parlay.data.augment import Augmentation, Changes
 from parlay.progress import Silent
 from parlay.records import Records, dumps, environment, read
 from runs import SAMPLES, records, summary, train
+from runs import parlay as parlay_command
 
 SUMMARY = {
     *("status", "method", "model", "dataset", "stages", "cuts", "schedule", "downsample", "epochs", "parameters"),
@@ -79,6 +80,36 @@ def test_the_summary_has_every_key_of_the_contract(hybrid: Path) -> None:
     assert set(told["seconds"]) == {"total", "serial_epoch", "parallel_epoch"}
     assert told["seconds"]["total"] > told["seconds"]["parallel_epoch"] > 0
     assert told["environment"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("words", ["--method al", "--method replay", "--method serial"])
+def test_judging_less_often_changes_nothing_but_what_is_written_down(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for every, folder in enumerate(("always", "seldom"), 1):
+        out = tmp_path / folder
+        assert train(out, *words.split(), "--epochs", 5, "--schedule", "parallel", "--judge-every", every) == 0
+    always, seldom = records(tmp_path / "always"), records(tmp_path / "seldom")
+    assert [row["train_loss"] is None for row in seldom] == [True, False, True, False, False]  # the last one always
+    judged = ("train_loss", "test_loss", "test_accuracy")
+    for one, other in zip(always, seldom, strict=True):
+        between = dict.fromkeys(judged) if other["train_loss"] is None else {}
+        assert {**one, **between} == other
+    ends = [load_file(tmp_path / folder / "model.safetensors") for folder in ("always", "seldom")]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    told = [line for line in capsys.readouterr().err.splitlines() if "epoch 3 of 5" in line]
+    assert [("train loss" in line) for line in told] == [True, False]
+    assert parlay_command("report", tmp_path / "seldom", "-o", tmp_path / "page.html") == 0
+
+
+def test_an_adaptive_schedule_judges_every_epoch(tmp_path: Path) -> None:
+    assert train(tmp_path, "--schedule", "adaptive", "--epochs", 3, "--judge-every", 3) == 0
+    assert all(row["train_loss"] is not None for row in records(tmp_path))
+
+
+def test_judging_never_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parlay_command("train", "--judge-every", 0) == 2
+    assert "judge-every is 0: write a number of at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,9 @@ def describe(record: dict[str, Any], epochs: int) -> str:
     """An epoch in one line."""
     width = len(counted(epochs - 1, epochs))
     which = f"{counted(record['epoch'], epochs):<{width}}"
-    parts = [f"{which}  {record['phase']:<8}  train loss {record['train_loss']:.3f}"]
+    parts = [f"{which}  {record['phase']:<8}"]
+    if record["train_loss"] is not None:
+        parts.append(f"train loss {record['train_loss']:.3f}")
     if record.get("test_accuracy") is not None:
         parts.append(f"test {record['test_accuracy']:.2f} %")
     elif record.get("test_loss") is not None:

@@ -22,7 +22,7 @@ DATASETS = ("digits", "mnist", "cifar10", "cifar100", "synthetic")
 AUTO = "auto"  # in the place of a number of stages: it is measured before there is a recipe
 STREAMING = ("replay", "delayed", "local", "dni", "auxnet")
 """Methods whose states live a few steps."""
-ASIDE = ("out", "data_dir", "checkpoint_every", "checkpoint_states", "timeline", "tensorboard")
+ASIDE = ("out", "data_dir", "checkpoint_every", "checkpoint_states", "judge_every", "timeline", "tensorboard")
 """Keys that do not change what is trained: where things lie, and what is written down."""
 METHODS = ("serial", "penalty", "al", *STREAMING)
 
@@ -127,6 +127,11 @@ class Recipe:
     capture: str = option("auto", "record steps as CUDA graphs where possible", ("auto", "off"))
     compile: str = option("auto", "compile recorded steps; auto: from 20,000 steps on", ("auto", "on", "off"))
     tensorboard: bool = option(False, "write scalars for TensorBoard into the run folder")
+    judge_every: int = option(
+        1,
+        "epochs between two judgements of the whole network, one of them after the last; adaptive needs all",
+        form="E",
+    )
     checkpoint_every: int = option(1, "epochs between checkpoints; 0: only at the end and when interrupted", form="E")
     checkpoint_states: str = option(
         "on", "keep states and multipliers in checkpoints; off: they are set anew where a run goes on", ("on", "off")
@@ -140,7 +145,7 @@ class Recipe:
             _check(key.name, getattr(self, key.name), str(key.type), key.metadata["choices"])
         Schedule.parse(self.schedule)
         Rate(self.lr_schedule)
-        at_least_one = ("epochs", "batch_size", "synthetic_classes", "synthetic_samples", "replicas")
+        at_least_one = ("epochs", "batch_size", "synthetic_classes", "synthetic_samples", "replicas", "judge_every")
         for name in at_least_one:  # stages: once blocks are known
             if getattr(self, name) < 1:
                 raise InputError(f"{flag(name)} is {getattr(self, name)}: write a number of at least 1")

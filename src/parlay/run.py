@@ -166,6 +166,7 @@ def make_trainer(setup: Setup, out: Path | None, progress: Progress) -> Trainer:
         test_loss=Reconstruction() if vae else None,
         out=out,
         tensorboard=recipe.tensorboard and out is not None,
+        judge_every=recipe.judge_every,
         checkpoint_every=recipe.checkpoint_every,
         checkpoint_states=recipe.checkpoint_states == "on",
         progress=progress,

@@ -78,6 +78,7 @@ class Trainer:
         test_loss: evaluate.Loss | None = None,
         out: str | Path | None = None,
         tensorboard: bool = False,
+        judge_every: int = 1,
         checkpoint_every: int = 1,
         checkpoint_states: bool = True,
         progress: Progress | None = None,
@@ -95,6 +96,7 @@ class Trainer:
         `timeline` are for that engine. `out` is the run folder, None for none; `tensorboard` writes scalars there,
         `about` goes into its summary, and `recipe` is the text of its `recipe.toml`. Without `checkpoint_states` its
         checkpoints are as small as those of serial training, and a run that goes on from one sets its states anew.
+        The whole network is judged after every `judge_every`th epoch and the last; for an adaptive schedule after all.
         """
         if not isinstance(stages, Partition):
             raise InputError(f"stages is a {type(stages).__name__}: write parlay.partition(model, K, example=inputs)")
@@ -102,6 +104,8 @@ class Trainer:
             raise InputError(f"method is {method!r}: write an object, as in parlay.AugmentedLagrangian()")
         if batch_size < 1:
             raise InputError(f"batch-size is {batch_size}: write a number of at least 1")
+        if judge_every < 1:
+            raise InputError(f"judge-every is {judge_every}: write a number of at least 1")
         if store_dtype not in stores.DTYPES:
             raise InputError(f"unknown store-dtype '{store_dtype}': write one of {', '.join(stores.DTYPES)}")
         self.partition = stages
@@ -138,6 +142,7 @@ class Trainer:
             board.check()
             if out is None:
                 raise InputError("tensorboard needs a run folder: give `out`")
+        self.judge_every = judge_every
         self.checkpoint_every = checkpoint_every
         self.checkpoint_states = checkpoint_states
         leads = self.world is None or self.world.leads

@@ -165,7 +165,7 @@ class Run:
         record = self._record(epoch)
         self.crew.gathered(lambda: self._keep(record))
         self.trainer.progress.epoch(record, self.epochs)
-        if not math.isfinite(record["train_loss"]):
+        if record["train_loss"] is None or not math.isfinite(record["train_loss"]):
             self._refuse_spoiled_weights(epoch)
         if self._adapts and phase == PARALLEL:  # all processes do what the leader's record says
             self.phases = self.crew.led(lambda: adapted(self.phases, epoch, record["healthy"]))
@@ -256,11 +256,13 @@ class Run:
     def _judged(self, epoch: int) -> dict[str, float | None]:
         """Losses and accuracy through the whole network, with batch statistics estimated for it where it was apart.
 
-        After the last epoch they stay: they belong to the model that is saved.
+        After the last epoch they stay: they belong to the model that is saved. None of them after an epoch between.
         """
+        last = epoch + 1 == self.epochs
+        if not (last or self._adapts or (epoch + 1) % self.trainer.judge_every == 0):
+            return dict.fromkeys(("train_loss", "test_loss", "test_accuracy"))
         if not self._has_been_apart(epoch):
             return self._scores()
-        last = epoch + 1 == self.epochs
         with nullcontext() if last else unchanged_buffers(self.engine.model):
             self._estimate(epoch)
             return self._scores()
