@@ -214,7 +214,7 @@ class Regression:
 
     @classmethod
     def make(cls, noise: float, samples: int = 32, width: int = 4, seed: int = 3) -> Regression:
-        """Every sample stands there twice, so that the even and the odd ids are the same problem."""
+        """Every sample stands there twice, so that both halves of the data are the same problem."""
         random = torch.Generator().manual_seed(seed)
         x = torch.randn(samples // 2, width, generator=random)
         a = torch.eye(width) + 0.3 * torch.randn(width, width, generator=random) / width**0.5

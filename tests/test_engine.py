@@ -56,9 +56,10 @@ def test_a_batch_of_one_sample_renews_its_state_and_no_other(method: Coupling, t
     cut = parlay.partition(problems.without_norm(), 3, data[0])
     running = engine(cut, data, method, folder=tmp_path, optimizer=sgd)
     running.refresh([batch(9)], never)
-    running.parallel_step(batch(9, epoch=0))
+    for epoch in range(4):  # until the first stage has a signal to move by
+        running.parallel_step(batch(9, epoch=epoch))
     before = [interface.states.tensor().clone() for interface in running.interfaces]
-    running.parallel_step(batch(torch.tensor([6]), epoch=1))
+    running.parallel_step(batch(torch.tensor([6]), epoch=4))
     for interface, old in zip(running.interfaces, before, strict=True):
         changed = (interface.states.tensor() != old).flatten(1).any(1)
         assert changed.nonzero().flatten().tolist() == [6]

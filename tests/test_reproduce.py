@@ -487,6 +487,16 @@ def test_when_the_command_is_killed_none_of_its_runs_is_left(tiny: list[str], tm
             os.kill(pid, signal.SIGKILL)
 
 
+def test_a_run_that_was_not_compiled_is_not_made_again_where_others_are(tiny: list[str], tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY + 'compile = "off"\n')
+    assert parlay("reproduce", *tiny, "--rows", "serial-da") == 0
+    records = tmp_path / "out/runs/cifar10/serial-da-s0/records.jsonl"
+    before = records.stat().st_mtime_ns
+    (tmp_path / "tiny.toml").write_text(TINY)
+    assert parlay("reproduce", *tiny, "--rows", "serial-da") == 0
+    assert records.stat().st_mtime_ns == before
+
+
 def test_other_keys_in_a_folder_that_holds_runs_are_refused(tiny: list[str], capsys: Capsys) -> None:
     assert parlay("reproduce", *tiny, "--rows", "serial-da") == 0
     capsys.readouterr()

@@ -218,7 +218,7 @@ def _cut_once(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
         return recipe
     from parlay import run
 
-    before = (_kept(folder) for folder in folders if (folder / "recipe.toml").is_file())
+    before = (kept(folder) for folder in folders if (folder / "recipe.toml").is_file())
     cuts = next((keys["partition"] for keys in before if "partition" in keys), None)
     return replace(recipe, partition=cuts or run.set_up(recipe).recipe.partition)
 
@@ -253,7 +253,7 @@ def is_over(one: Planned) -> bool:
     """Has it been made already? A folder with a run of something else is refused."""
     if not (one.folder / "recipe.toml").is_file():
         return False
-    theirs = _kept(one.folder)
+    theirs = kept(one.folder)
     for name, value in _asked(one.recipe).items():
         if name in theirs and theirs[name] != value:
             raise InputError(
@@ -262,7 +262,7 @@ def is_over(one: Planned) -> bool:
     return status_of(one.folder) in OVER
 
 
-def _kept(folder: Path) -> dict[str, Any]:
+def kept(folder: Path) -> dict[str, Any]:
     """The recipe of a run."""
     try:
         return tomllib.loads((folder / "recipe.toml").read_text())

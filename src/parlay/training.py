@@ -19,7 +19,7 @@ from parlay.board import Board
 from parlay.checkpoint import atomic_write
 from parlay.coupling import Coupling, Streaming
 from parlay.data import batches
-from parlay.data.batches import mixed_seed
+from parlay.data.batches import drawn, mixed_seed
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine, Totals, stage_tensors
 from parlay.errors import Diverged, InputError
@@ -297,7 +297,7 @@ class Run:
         return {"train_loss": train["loss"], "test_loss": test["loss"], "test_accuracy": test.get("accuracy")}
 
     def _judged_ids(self) -> Tensor:
-        return torch.arange(0, len(self.feed), -(-len(self.feed) // JUDGED))
+        return drawn(len(self.feed), JUDGED, self.trainer.seed)
 
     def _due(self, epoch: int) -> bool:
         every = self.trainer.checkpoint_every

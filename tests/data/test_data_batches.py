@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from parlay.data import batches, order, step_seed
+from parlay.data.batches import drawn, half
 from parlay.errors import InputError
 
 
@@ -47,6 +48,33 @@ def test_the_batches_follow_the_order_of_the_epoch() -> None:
 def test_seeds_and_epochs_give_different_orders() -> None:
     orders = {tuple(order(100, seed, epoch).tolist()) for seed in range(6) for epoch in range(6)}
     assert len(orders) == 36
+
+
+@pytest.mark.parametrize(("samples", "batch_size"), [(96, 32), (97, 32), (1437, 128), (7, 4), (2, 2)])
+def test_every_batch_has_as_many_samples_of_either_half(samples: int, batch_size: int) -> None:
+    for batch in batches(samples, batch_size, seed=0, epoch=1):
+        assert abs(2 * int(half(batch).sum()) - len(batch)) <= len(batch) % 2
+
+
+def test_of_two_neighbours_one_is_in_either_half() -> None:
+    assert set(half(torch.arange(1000)).view(-1, 2).sum(1).tolist()) == {1}
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 8, 10, 12])
+def test_kinds_that_stand_in_turn_are_in_both_halves_and_among_those_drawn(period: int) -> None:
+    """Two sources in turn, as in MNIST; labels that count, as in the digits."""
+    kinds, of = torch.arange(60_000) % period, half(torch.arange(60_000))
+    for ids in ((of == 0).nonzero(), (of == 1).nonzero(), drawn(60_000, 5_000, seed=0)):
+        shares = kinds[ids].flatten().bincount(minlength=period) / len(ids)
+        assert all(abs(share - 1 / period) < 0.15 / period for share in shares.tolist())
+
+
+def test_what_is_drawn_is_drawn_once_and_all_where_there_are_fewer() -> None:
+    first = drawn(100, 20, seed=3)
+    assert len(set(first.tolist())) == 20
+    assert torch.equal(first, drawn(100, 20, seed=3))
+    assert not torch.equal(first, drawn(100, 20, seed=4))
+    assert drawn(7, 20, seed=0).sort().values.tolist() == list(range(7))
 
 
 def test_step_seeds_are_63_bits_and_all_different() -> None:

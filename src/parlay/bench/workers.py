@@ -59,7 +59,7 @@ class Bench:
         return method
 
     def ids(self, step: int) -> Tensor:
-        """The samples of a step: even and odd ones in turn, as in training."""
+        """The samples of a step, as many of either half of the data, as in training."""
         size = self.setup.recipe.batch_size
         return torch.arange(size) + size * (step % BATCHES)
 

@@ -20,6 +20,7 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from parlay.coupling.base import Coupling, Pair, penalty
+from parlay.data.batches import half
 from parlay.errors import InputError
 
 ORDERS = ("red-black", "joint")
@@ -43,7 +44,7 @@ class Penalty(Coupling):
     def turn(self, ids: Tensor, epoch: int, stage: int) -> Tensor | None:
         if self.order == "joint":
             return None
-        return ((ids + epoch + stage) % 2 == 0).nonzero().squeeze(1)
+        return ((half(ids) + epoch + stage) % 2 == 0).nonzero().squeeze(1)
 
     def start(self, x: Tensor) -> Pair:
         return Pair(x, None)

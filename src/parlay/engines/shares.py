@@ -14,7 +14,7 @@ from parlay.coupling import Coupling, Method
 def owner(ids: Tensor, replicas: int) -> Tensor:
     """The replica that has a sample, whatever the batch, and with it the sample's states.
 
-    By pairs of ids, so that each has even and odd ones: a method in which those take turns then leaves nobody idle.
+    By pairs of ids, one of either half of the data: a method in which those take turns then leaves nobody idle.
     Batches are drawn without regard to this, so shares of a batch differ by some samples; sums are weighted exactly.
     """
     return ids // 2 % replicas

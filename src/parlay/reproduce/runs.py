@@ -55,7 +55,17 @@ def _each_once(planned: Sequence[Planned]) -> list[Planned]:
 
 def planned_runs(request: Request, lines: Sequence[Line]) -> list[Planned]:
     """All seeds of these lines. Whatever can be refused is refused here."""
-    return compare.plan([request.row(line) for line in lines], request.seeds, request.keys(), request.runs)
+    planned = compare.plan([request.row(line) for line in lines], request.seeds, request.keys(), request.runs)
+    return [_computed_as_it_was(one) for one in planned]
+
+
+def _computed_as_it_was(one: Planned) -> Planned:
+    """A run that is there, compiled or not, is not another one for that: its seconds are no timings here."""
+    if not (one.folder / "recipe.toml").is_file():
+        return one
+    theirs = compare.kept(one.folder)
+    same = {key: theirs[key] for key in ("compile", "capture") if key in theirs}
+    return replace(one, recipe=replace(one.recipe, **same))
 
 
 def there(request: Request, line: Line) -> list[Path]:
