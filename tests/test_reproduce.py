@@ -538,6 +538,7 @@ def test_scale_is_a_share_of_the_training_samples_and_is_said(tmp_path: Path) ->
     request = Request("table5", tmp_path, epochs=30, scale=0.1)
     assert request.keys()["train_samples"] == 6000
     assert "scale 0.1: 6000 training samples; memory is what these take" in request.labels()
+    assert Request("table5", tmp_path, instead={"judge_every": 4}).labels() == Request("table5", tmp_path).labels()
     assert Request("table1", tmp_path).labels() == []
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import parlay
 import problems
-from parlay import data
-from parlay.coupling import AugmentedLagrangian, Local, Method, Replay
+from parlay import data, training
+from parlay.coupling import AugmentedLagrangian, Local, Method, Penalty, Replay
 from parlay.data.augment import Augmentation, Changes
 from parlay.progress import Silent
 from parlay.records import Records, dumps, environment, read
@@ -100,6 +100,24 @@ def test_judging_less_often_changes_nothing_but_what_is_written_down(
     told = [line for line in capsys.readouterr().err.splitlines() if "epoch 3 of 5" in line]
     assert [("train loss" in line) for line in told] == [True, False]
     assert parlay_command("report", tmp_path / "seldom", "-o", tmp_path / "page.html") == 0
+
+
+@pytest.mark.parametrize("method", [AugmentedLagrangian(), Penalty()])
+def test_batch_statistics_are_of_all_kinds_of_samples_where_those_stand_in_turn(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the two sources of MNIST do: every fourth of these samples would be of one kind."""
+    monkeypatch.setattr(training, "JUDGED", 64)
+    kinds = 10 * (torch.arange(256) % 2).float() - 5
+    inputs = torch.randn(256, 4, generator=torch.Generator().manual_seed(0)) + kinds[:, None]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    cut = parlay.partition(model, 2, inputs[:2])
+    trainer = parlay.Trainer(cut, nn.CrossEntropyLoss(), method, "parallel", batch_size=16, progress=Silent())
+    result = trainer.fit((inputs, (kinds > 0).long()), epochs=2)
+    norm = result.model[0]
+    assert norm.running_mean.abs().max() < 2  # 5 with a single kind
+    assert norm.running_var.min() > 15  # 26 with both, 1 with one
 
 
 def test_an_adaptive_schedule_judges_every_epoch(tmp_path: Path) -> None:

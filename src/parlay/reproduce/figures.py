@@ -157,11 +157,15 @@ def copies(shown: Shown, name: str) -> list[Drawn]:
         label = next(
             line.label.partition(",")[0].removesuffix(" w/o DA") for line, _, _ in done if line.method == method
         )
-        axes.plot(*zip(*sorted(points), strict=True), "o-", color=COLOURS[method], label=label)
+        fixed = sorted(point for point in points if ratios[point[0]] != "∞")
+        random = [point for point in points if ratios[point[0]] == "∞"]  # in an epoch of fewer steps: not on the line
+        for n, (part, form) in enumerate((part, form) for part, form in ((fixed, "o-"), (random, "D")) if part):
+            axes.plot(*zip(*part, strict=True), form, color=COLOURS[method], label=label if n == 0 else "_")
     axes.set_xticks(range(len(ratios)), ratios)
     axes.set(xlabel="synthetic images per real one, $\\rho_{DA}$", ylabel=shown.measure)
     axes.legend(frameon=False)
-    return [Drawn(figure, name, "Test accuracy by the number of fixed copies of every image; ∞: random changes")]
+    caption = "Test accuracy by the number ρ of fixed copies of every image, with 1 + ρ times the steps in an epoch"
+    return [Drawn(figure, name, f"{caption}; ∞: random changes, with as many steps as without copies")]
 
 
 def curves(shown: Shown, name: str) -> list[Drawn]:

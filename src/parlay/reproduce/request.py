@@ -12,7 +12,7 @@ from typing import Any, final
 
 from parlay.compare import Row
 from parlay.errors import InputError
-from parlay.recipe import Recipe, flag, nearest
+from parlay.recipe import ASIDE, Recipe, flag, nearest
 from parlay.reproduce.paper import EXPERIMENTS, KINDS, WORKLOADS, Experiment, Line, Workload
 
 FIXED = ("method", "stages", "downsample", "schedule", "augment", "seed", "out", "epochs", "train_samples", "data_dir")
@@ -116,7 +116,7 @@ class Request:
         defaults = {key.name: key.default for key in fields(Recipe)}
         for key, value in self.instead.items():
             paper = self.workload.keys.get(key, defaults[key])
-            if value != paper:
+            if value != paper and key not in ASIDE:
                 told.append(f"{flag(key)} {value} in the place of {paper}")
         kinds = {line.kind for line in self.lines}
         for kind, rates in self.workload.rates.items():
