@@ -184,6 +184,22 @@ def test_the_gap_is_to_the_serial_run_most_like_it(tmp_path: Path) -> None:
     assert gaps["mnist", "SPH-AL K=3"] == (None, None)
 
 
+def test_runs_on_a_part_of_the_data_are_a_task_of_their_own_and_copies_compare_with_as_many(tmp_path: Path) -> None:
+    part = {"dataset": "cifar10", "train-samples": 5000, "schedule": "parallel"}
+    runs = [
+        make(tmp_path / "all", 95.0, **{**SERIAL, "dataset": "cifar10", "augment": "none"}),
+        make(tmp_path / "two", 70.0, **{**part, **SERIAL, "augment": "2", "compile": "on"}),
+        make(tmp_path / "four", 80.0, **{**part, **SERIAL, "augment": "4", "compile": "off"}),
+        make(tmp_path / "random", 50.0, **{**part, **SERIAL, "augment": "random", "compile": "on"}),
+        make(tmp_path / "al", 60.0, **{**part, "augment": "2", "compile": "off"}),
+        make(tmp_path / "replay", 51.0, **{**part, "method": "replay", "augment": "auto", "compile": "off"}),
+    ]
+    gaps = {(row["dataset"], row["label"]): row["gap"] for row in table(runs)}
+    assert gaps["cifar10 (first 5000)", "AL K=3"] == -10.0
+    assert gaps["cifar10 (first 5000)", "Replay K=3"] == 1.0
+    assert {dataset for dataset, _ in gaps} == {"cifar10", "cifar10 (first 5000)"}
+
+
 def test_unfinished_runs_are_left_out_of_means_and_shown_by_status(tmp_path: Path) -> None:
     runs = [
         make(tmp_path / "a", 90.0),

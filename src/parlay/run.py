@@ -71,7 +71,8 @@ def set_up(recipe: Recipe) -> Setup:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = models.build(recipe.model, facts.shape, facts.classes)
-        example = torch.randn(min(recipe.batch_size, 128), *facts.shape)
+        # a cut by cost is measured with a batch; for shapes two samples do (WRN-40-10 on a CPU: 0.9 s in place of 11)
+        example = torch.randn(min(recipe.batch_size, 128 if recipe.partition == "cost" else 2), *facts.shape)
     # channels last and in mixed precision, as stages train: a cut by cost is then one by the costs that they will have
     model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     example = example.to(device).contiguous(memory_format=torch.channels_last)

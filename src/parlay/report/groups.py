@@ -62,8 +62,10 @@ class Group:
 
     @property
     def task(self) -> tuple[str, str]:
-        """Data set and model: only runs of the same task are compared."""
-        return self.recipe.text("dataset", "own data"), self.recipe.text("model", "own model")
+        """Data set, or as much of it as is trained on, and model: only runs of the same task are compared."""
+        first = self.recipe.number("train-samples", 0)
+        dataset = self.recipe.text("dataset", "own data") + (f" (first {first})" if first else "")
+        return dataset, self.recipe.text("model", "own model")
 
     @cached_property
     def counted(self) -> tuple[Run, ...]:
@@ -142,17 +144,18 @@ class Task:
         """The serial configuration that `group` is measured against: the one most like it, finished.
 
         Like it means the same epochs first, then the same augmentation of the images seen: a purely parallel schedule
-        sees them plain, a hybrid one sees them augmented in its serial epochs.
+        sees them plain, a hybrid one sees them augmented in its serial epochs; of copies, as many.
         """
         if group.serial:
             return None
         candidates = [g for g in self.groups if g.serial and g.finished and self.mean(g) is not None]
 
-        def likeness(other: Group) -> tuple[bool, bool, int]:
+        def likeness(other: Group) -> tuple[bool, bool, bool, int]:
             ours, theirs = group.recipe.recipe, other.recipe.recipe
             return (
                 group.epochs == other.epochs,
                 _sees_augmented(group.recipe) == _sees_augmented(other.recipe),
+                _copies(group.recipe) == _copies(other.recipe),
                 sum(ours.get(key) == value for key, value in theirs.items()),
             )
 
@@ -329,6 +332,12 @@ def _augmentation(run: Run) -> str:
 def _augments(run: Run) -> bool:
     augment = run.text("augment", "auto")
     return run.text("dataset") in AUGMENTED_BY_DEFAULT if augment == "auto" else augment != "none"
+
+
+def _copies(run: Run) -> int:
+    """Fixed ones of every image."""
+    augment = run.text("augment", "auto")
+    return int(augment) if augment.isdecimal() else 0
 
 
 def _sees_augmented(run: Run) -> bool:
