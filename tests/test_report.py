@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from parlay.errors import InputError
-from parlay.report import console, report, table, write
+from parlay.report import console, figures, report, table, write
+from parlay.report.groups import tasks
+from parlay.report.load import load
 from parlay.report.words import duration, loss, memory, signed
 
 RECIPE: dict[str, Any] = {
@@ -298,6 +300,18 @@ def test_many_configurations_get_a_panel_each_and_few_lines_together(tmp_path: P
     legend = page[page.index("Learning curves") :].split("</ul>")[0]
     assert "Serial w/o DA" in legend  # the worst of all, but what the others are held against
     assert page.count("<figcaption>") == 12
+
+
+def test_a_line_goes_on_over_epochs_that_were_not_judged(tmp_path: Path) -> None:
+    out = make(tmp_path / "run", 90.0)
+    lines = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    for row in lines[::2]:
+        row |= dict.fromkeys(("train_loss", "test_loss", "test_accuracy"))
+    (out / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    (task,) = tasks(load([out]))
+    drawn = str(figures.curves(task, task.groups, figures.test_of(task), "test", log=False))
+    paths = [path for path in re.findall(r' d="([^"]*)"', drawn) if "z" not in path]
+    assert ("M", "L", "L") in [tuple(re.findall("[ML]", path)) for path in paths]  # epochs 2, 4 and 6: one line
 
 
 def test_tasks_have_a_section_each(tmp_path: Path) -> None:

@@ -75,8 +75,7 @@ def panel(task: Task, group: Group, kinds: Sequence[str]) -> Markup:
                 if reference is not None:
                     _line(axes, reference, value, Look(0, 1), 1.0)
                 for run in group.runs:
-                    numbers, values = _points(run, value)
-                    _draw(axes, numbers, values, look.colour)
+                    _draw(axes, *_judged(*mean_by_epoch([run], value)), look.colour)
                 limits(
                     axes,
                     [series(g.counted, value) for g in task.groups if g.finished],
@@ -185,13 +184,20 @@ def heading(task: Task, kind: str) -> str:
 
 
 def _line(axes: Axes, group: Group, value: Value, look: Look, width: float = 1.7) -> None:
-    numbers, values = mean_by_epoch(group.counted, value)
+    numbers, values = _judged(*mean_by_epoch(group.counted, value))
     axes.plot(numbers, values, color=look.colour, dashes=look.dashes or (None, None), linewidth=width)
     if len(numbers) == 1:
         axes.plot(numbers, values, ".", color=look.colour)
     if len(group.counted) > 1 and width > 1:
-        low, high = ([pick(v) for _, v in _by_epoch(group.counted, value)] for pick in (_least, _most))
+        judged = [(number, v) for number, v in _by_epoch(group.counted, value) if number in numbers]
+        low, high = ([pick(v) for _, v in judged] for pick in (_least, _most))
         axes.fill_between(numbers, low, high, color=look.colour, alpha=0.13, linewidth=0)
+
+
+def _judged(numbers: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+    """The epochs after which the whole network was judged: a line goes on over those between."""
+    found = [(number, value) for number, value in zip(numbers, values, strict=True) if not math.isnan(value)]
+    return [number for number, _ in found], [value for _, value in found]
 
 
 def _draw(axes: Axes, numbers: Sequence[int], values: Sequence[float], colour: str) -> None:
@@ -274,10 +280,6 @@ def mean_by_epoch(runs: Iterable[Run], value: Value) -> tuple[list[int], list[fl
     """Epochs without a value are kept as gaps in the line."""
     pairs = _by_epoch(runs, value)
     return [n for n, _ in pairs], [sum(v) / len(v) if v else math.nan for _, v in pairs]
-
-
-def _points(run: Run, value: Value) -> tuple[list[int], list[float]]:
-    return mean_by_epoch([run], value)
 
 
 def series(runs: Iterable[Run], value: Value) -> list[float]:
