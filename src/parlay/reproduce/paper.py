@@ -139,7 +139,7 @@ WORKLOADS = {
     ),
     # Adam, initial lr 0.01; the paper names neither epochs nor how the rate falls. Serial epochs last, as its text has
     # it: downsampled states leave the whole network far from what the stages have learnt, and a serial tail repairs
-    # that. It has a cosine of its own; three tenths of the rate until then: with all of it adjoints have spells in
+    # that. It has a cosine of its own. Hybrids have three tenths of the rate: with all of it adjoints have spells in
     # which they grow a hundredfold (results/paper).
     "mnist": Workload(
         {
