@@ -46,15 +46,51 @@ def test_the_local_loss_is_the_mean_over_the_samples_of_the_printed_one(tensors:
     signal = sum(float((κ[i] * x[i]).sum()) for i in range(6)) / 6
     stiffness = torch.tensor(b)
     assert float(Penalty().local_loss(x, Pair(state, None), stiffness)) == pytest.approx(b * distance, rel=1e-5)
-    both = float(AugmentedLagrangian().local_loss(x, Pair(state, κ), stiffness))
+    both = float(AugmentedLagrangian(reach=WIDE).local_loss(x, Pair(state, κ), stiffness))
     assert both == pytest.approx(b * distance + signal, rel=1e-5)
 
 
 def test_the_gradient_of_the_local_loss_is_per_sample_what_the_lagrangian_says(tensors: Tensors) -> None:
     state, κ, x, _ = tensors
     x = x.clone().requires_grad_()
-    AugmentedLagrangian().local_loss(x, Pair(state, κ), torch.tensor(2.0)).backward()
+    AugmentedLagrangian(reach=WIDE).local_loss(x, Pair(state, κ), torch.tensor(2.0)).backward()
     torch.testing.assert_close(6 * x.grad, 4.0 * (x.detach() - state) + κ)
+
+
+@pytest.mark.parametrize("reach", [0.1, 0.25])
+def test_a_multiplier_counts_less_with_the_square_of_the_distance_beyond_its_reach(
+    tensors: Tensors, reach: float
+) -> None:
+    state, κ, x, _ = tensors
+    unit = (x / rms(x).view(-1, 1, 1, 1)) * rms(state).view(-1, 1, 1, 1)  # as large as the states
+    distance = torch.tensor([0.0, 0.05, 0.0999, 0.5, 2.0, 1e3])
+    x = (state + distance.view(-1, 1, 1, 1) * unit).requires_grad_()
+    AugmentedLagrangian(reach=reach).local_loss(x, Pair(state, κ), torch.tensor(0.0)).backward()
+    weights = torch.tensor([1.0, 1.0, 1.0, *((reach / distance[3:]) ** 2)])
+    torch.testing.assert_close(6 * x.grad, weights.view(-1, 1, 1, 1) * κ)
+
+
+def test_a_state_of_zeros_that_the_output_has_kept_has_its_multiplier_in_full(tensors: Tensors) -> None:
+    _, κ, x, _ = tensors
+    zero = torch.zeros_like(x).requires_grad_()
+    AugmentedLagrangian().local_loss(zero, Pair(torch.zeros_like(x), κ), torch.tensor(1.0)).backward()
+    torch.testing.assert_close(6 * zero.grad, κ)
+
+
+@pytest.mark.parametrize("form", ["relative", "mean"])
+def test_outputs_that_run_away_from_their_states_gain_nothing(tensors: Tensors, form: str) -> None:
+    """s² follows the outputs, so that the relative penalty comes to β and no further, while ⟨κ, x⟩ falls with them."""
+    state, κ, _, _ = tensors
+
+    def loss(size: float, reach: float) -> float:
+        method, x = AugmentedLagrangian(form=form, reach=reach), state - size * κ
+        b = method.stiffness(torch.tensor(method.beta), ELEMENTS, x.square().mean())
+        return float(method.local_loss(x, Pair(state, κ), b))
+
+    sizes = [10.0**n for n in range(1, 7)]
+    assert all(loss(size, 0.25) > 0 for size in sizes)
+    if form == "relative":
+        assert loss(1e6, WIDE) < -1e6
 
 
 # The augmented Lagrangian

@@ -88,6 +88,9 @@ class Recipe:
     order: str | None = option(None, "who uses a state when (penalty)", ("red-black", "joint"))
     multiplier: str | None = option(None, "update of the multipliers (al)", ("hestenes", "printed"))
     multiplier_step: float | None = option(None, "step or rate of the multipliers (al)", form="A")
+    reach: float | None = option(
+        None, "how far from its state, in units of it, an output still has its multiplier in full (al)", form="R"
+    )
     condition: str | None = option(None, "what predicts adjoints beside features (dni)", ("labels", "none"))
     predict: float | None = option(
         None, "share of its delay by which a forward pass looks ahead along the momentum (replay, delayed)", form="F"

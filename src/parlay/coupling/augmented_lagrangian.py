@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from parlay.coupling.base import Coupling, Pair, penalty
+from parlay.coupling.base import TINY, Coupling, Pair, penalty
 from parlay.errors import InputError
 
 MULTIPLIERS = ("hestenes", "printed")
@@ -26,6 +26,14 @@ class AugmentedLagrangian(Coupling):
     """`hestenes`: κ ← κ + a (p − κ), before the state. `printed`: the paper's eq. (20), after it."""
     multiplier_step: float = 1.0
     """a of `hestenes`, η of `printed`."""
+    reach: float = 0.25
+    """A multiplier counts in full while an output is within this share of its state's size from the state, and beyond
+    that less, with the square of the distance.
+
+    It is an adjoint that was taken at the state, and says little of outputs far from it. And s² follows the outputs: as
+    they grow the penalty comes to β and no further, while ⟨κ, x⟩ falls without bound. So wide networks run away at any
+    learning rate (results/reach: a small one has 2.7 % without, 9.0 % with it; others end as they did).
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,13 +41,15 @@ class AugmentedLagrangian(Coupling):
             raise InputError(f"unknown multiplier update '{self.multiplier}': write {' or '.join(MULTIPLIERS)}")
         if not 0 <= self.multiplier_step < float("inf"):
             raise InputError(f"multiplier-step is {self.multiplier_step}: write a number of at least 0")
+        if not 0 < self.reach < float("inf"):
+            raise InputError(f"reach is {self.reach}: write a number greater than 0")
 
     def start(self, x: Tensor) -> Pair:
         return Pair(x, torch.zeros_like(x))
 
     def local_loss(self, x: Tensor, pair: Pair, b: Tensor) -> Tensor:
         state, κ = _both(pair)
-        return penalty(x, state, b) + (κ * x).sum() / len(x)
+        return penalty(x, state, b) + (self._weight(x, state) * (κ * x).flatten(1).sum(1)).sum() / len(x)
 
     def update(self, pair: Pair, x: Tensor | None, p: Tensor | None, b: Tensor, s2: Tensor) -> Pair:
         state, κ = _both(pair)
@@ -56,6 +66,13 @@ class AugmentedLagrangian(Coupling):
             state = self.stepped(state, self.displaced(x, p - κ, b, s2), b)
             κ = κ - self.multiplier_step / (2 * b) * (state - x)
         return Pair(state, κ)
+
+    @torch.no_grad()
+    def _weight(self, x: Tensor, state: Tensor) -> Tensor:
+        """Of the multipliers, sample by sample: min(1, reach ‖λ‖ / ‖λ − x‖)²."""
+        moved, size = (torch.linalg.vector_norm(t.flatten(1), dim=1) for t in (x - state, state))
+        near: Tensor = ((self.reach * size).clamp_min(TINY) / moved.clamp_min(TINY)).clamp_max(1.0)
+        return near.square()
 
 
 def _both(pair: Pair) -> tuple[Tensor, Tensor]:
