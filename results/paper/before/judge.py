@@ -1,6 +1,6 @@
 """Test losses of saved auto-encoders by where their batch statistics come from, as JSON.
 
-    python results/paper/judge.py RUN... --data-dir data > results/paper/judged.json
+    python results/paper/before/judge.py RUN... --data-dir data > judged.json
 
 A run folder has `recipe.toml` and `model.safetensors`. The network is judged with the statistics that it was saved
 with, and with new ones from 5,000 training images each: the first of every twelve, the second of every twelve, and a
