@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from parlay.coupling.base import TINY, Coupling, Pair, penalty
+from parlay.coupling.base import Coupling, Pair, penalty
 from parlay.errors import InputError
 
 MULTIPLIERS = ("hestenes", "printed")
@@ -71,8 +71,8 @@ class AugmentedLagrangian(Coupling):
     def _weight(self, x: Tensor, state: Tensor) -> Tensor:
         """Of the multipliers, sample by sample: min(1, reach ‖λ‖ / ‖λ − x‖)²."""
         moved, size = (torch.linalg.vector_norm(t.flatten(1), dim=1) for t in (x - state, state))
-        near: Tensor = ((self.reach * size).clamp_min(TINY) / moved.clamp_min(TINY)).clamp_max(1.0)
-        return near.square()
+        near: Tensor = self.reach * size / moved
+        return near.nan_to_num(nan=1.0).clamp_max(1.0).square()  # 0 / 0 where neither is anything
 
 
 def _both(pair: Pair) -> tuple[Tensor, Tensor]:
