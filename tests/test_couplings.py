@@ -77,6 +77,12 @@ def test_a_state_of_zeros_that_the_output_has_kept_has_its_multiplier_in_full(te
     torch.testing.assert_close(6 * zero.grad, κ)
 
 
+@pytest.mark.parametrize("reach", [0.0, -1.0, float("inf")])
+def test_a_wrong_reach_is_named(reach: float) -> None:
+    with pytest.raises(InputError, match=f"reach is {reach}: write a number greater than 0"):
+        AugmentedLagrangian(reach=reach)
+
+
 @pytest.mark.parametrize("form", ["relative", "mean"])
 def test_outputs_that_run_away_from_their_states_gain_nothing(tensors: Tensors, form: str) -> None:
     """s² follows the outputs, so that the relative penalty comes to β and no further, while ⟨κ, x⟩ falls with them."""

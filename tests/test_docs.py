@@ -150,7 +150,7 @@ def test_the_recorded_runs_are_those_that_reproduce_would_make(
     assert [line.name for line in request.lines if not runs.there(request, line)] == missing
 
 
-def test_on_a_quarter_of_the_images_the_wide_networks_rows_stand_in_the_papers_order() -> None:
+def test_on_a_quarter_of_the_images_the_wide_networks_hybrids_stand_above_their_plain_rows() -> None:
     values = {name: row["value"] for name, row in recorded("figure5", SHORT).items()}
     for kind in ("al", "ds-al", "penalty", "ds-penalty"):
         hybrid = f"ds-sph-{kind[3:]}" if kind.startswith("ds-") else f"sph-{kind}"
