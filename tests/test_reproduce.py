@@ -26,7 +26,7 @@ from parlay.report.load import Epoch, Run
 from parlay.reproduce import alone, beside, columns, figures, runs, speed
 from parlay.reproduce.columns import MEASURED, PROJECTED, QUOTED, Facts
 from parlay.reproduce.paper import EXPERIMENTS, MISPRINTS, WORKLOADS, Line
-from parlay.reproduce.request import Request
+from parlay.reproduce.request import Request, read_instead
 from runs import SMALL, answer, is_running, listen, parlay, summary, train, wait_for
 
 Capsys = pytest.CaptureFixture[str]
@@ -146,11 +146,41 @@ def test_rows_have_a_rate_of_their_own_but_for_one_that_is_asked_for(tmp_path: P
     for request, rates in (plain, wanted), (other, dict.fromkeys(wanted, "step")):
         rows = {line.name: {**request.keys(), **request.row(line).keys} for line in request.lines}
         assert {name: rows[name]["lr_schedule"] for name in wanted} == rates
-        assert (rows["al-k3"]["lr"], rows["ds-al-k3"]["lr"], rows["penalty-k3"]["lr"]) == (0.03, 0.03, 0.1)
-    of_al = "lr 0.03 in the place of 0.1 (AL without serial epochs)"
-    assert plain.labels() == ["lr-schedule hold:0.3 in the place of cosine (hybrids)", of_al]
-    assert other.labels() == ["lr-schedule step in the place of cosine", of_al]
-    assert Request("table4", tmp_path).labels() == plain.labels()[:1]
+    assert plain.labels() == ["lr-schedule hold:0.3 in the place of cosine (hybrids)"]
+    assert other.labels() == ["lr-schedule step in the place of cosine"]
+
+
+def test_a_recipe_may_have_keys_for_one_kind_of_rows(tmp_path: Path) -> None:
+    """They go before those for all rows, and before the rates that a kind has; what is not the paper's is said."""
+    (tmp_path / "r.toml").write_text('lr = 0.2\n[al]\nlr = 0.03\n[hybrid]\nlr-schedule = "hold"\n[serial]\nlr = 0.1\n')
+    instead, of_kind = read_instead(tmp_path / "r.toml")
+    request = Request("table2", tmp_path, instead=instead, of_kind=of_kind)
+    rows = {line.name: {**request.keys(), **request.row(line).keys} for line in request.lines}
+    rates = {name: (rows[name]["lr"], rows[name]["lr_schedule"]) for name in ("al-k3", "sph-al-k3-1to4", "serial-da")}
+    assert rates == {"al-k3": (0.03, "cosine"), "sph-al-k3-1to4": (0.2, "hold"), "serial-da": (0.1, "cosine")}
+    assert request.labels() == [
+        "lr 0.2 in the place of 0.1",
+        "lr 0.03 in the place of 0.1 (AL without serial epochs)",
+        "lr-schedule hold in the place of cosine (hybrids)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[al]\nlrr = 1", "unknown key 'lrr' in [al] of {}: write 'lr'"),
+        ("[all]\nlr = 1", "unknown key 'all' in {}: write 'al'"),
+        ("al = 3", "al is 3 in {}: write a table of keys, as in [al]"),
+        ("[al]\nlr = -1", "lr is -1: write a number greater than 0"),
+        ("[al]\nstages = 2", "stages is what the rows are made of: leave it out of the recipe"),
+    ],
+)
+def test_a_wrong_key_for_a_kind_of_rows_is_named(text: str, told: str, tmp_path: Path, capsys: Capsys) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(text)
+    assert parlay("reproduce", "table1", "--recipe", str(path), "--out", str(tmp_path / "out")) == 2
+    assert told.format(path) in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -217,10 +217,15 @@ def read_recipe(path: Path, beside: Iterable[str] = ()) -> dict[str, Any]:
         raise InputError(f"no recipe at {path}: write the path of a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path} is not a TOML recipe ({error}): write lines such as `stages = 3`") from None
+    return by_field(content, str(path), beside)
+
+
+def by_field(content: Mapping[str, Any], where: str, beside: Iterable[str] = ()) -> dict[str, Any]:
+    """Keys as TOML has them, by the names of the fields."""
     known = {flag(key.name): key.name for key in fields(Recipe)} | {name: name for name in beside}
     for name in content:
         if name not in known:
-            raise InputError(f"unknown key '{name}' in {path}: write '{nearest(flag(name), known)}'")
+            raise InputError(f"unknown key '{name}' in {where}: write '{nearest(flag(name), known)}'")
     return {known[name]: value for name, value in content.items()}
 
 

@@ -12,7 +12,6 @@ from parlay.cli.flags import add_command, add_json, number, whole_number
 from parlay.cli.train import fit_any
 from parlay.errors import InputError
 from parlay.launch import places
-from parlay.recipe import read_recipe
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands
@@ -44,10 +43,11 @@ def _reproduce(given: argparse.Namespace) -> int:
     if places.is_worker():
         raise InputError("reproduce starts its processes itself: write parlay reproduce without torchrun")
     from parlay.compare import read_seeds
-    from parlay.reproduce.request import Request, read_names
+    from parlay.reproduce.request import Request, read_instead, read_names
 
     if given.rows and len(given.names) > 1:
         raise InputError("rows belong to one table: write a single name, or leave --rows out")
+    instead, of_kind = read_instead(Path(given.recipe)) if given.recipe else ({}, {})
     requests = [
         Request(
             name,
@@ -58,7 +58,8 @@ def _reproduce(given: argparse.Namespace) -> int:
             given.data_dir,
             read_names(given.rows),
             given.at_once,
-            read_recipe(Path(given.recipe)) if given.recipe else {},
+            instead,
+            of_kind,
         )
         for name in dict.fromkeys(given.names)
     ]

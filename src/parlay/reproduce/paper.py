@@ -14,8 +14,14 @@ from parlay.recipe import STREAMING
 
 WITHOUT, RANDOM = "none", "random"
 HYBRID = "hybrid"
-KINDS = {HYBRID: "hybrids", "al": "AL without serial epochs"}
-"""Of rows that have a learning rate of their own, in words."""
+KINDS = {
+    HYBRID: "hybrids",
+    "penalty": "penalty without serial epochs",
+    "al": "AL without serial epochs",
+    "serial": "serial training",
+    "replay": "replay",
+}
+"""Of rows, in words: those of a kind may have keys of their own."""
 
 
 @final
@@ -129,13 +135,12 @@ WORKLOADS = {
         {"dataset": "cifar10", "model": "resnet110", "lr": 0.1, "lr_schedule": "step"}, 200, "alternate"
     ),
     # lr 0.1, cosine, 200 epochs. Serial epochs come last, where a cosine leaves them a tenth of the rate, and bring
-    # nothing then (results/paper); so they have a cosine of their own, after three tenths of the rate. That serves AL
-    # on a quarter of the images; on all of them no rate did before `--reach`, and none has been tried with it.
+    # nothing then (results/paper); so they have a cosine of their own, after three tenths of the rate.
     "cifar100": Workload(
         {"dataset": "cifar100", "model": "wrn-40-10", "lr": 0.1, "lr_schedule": "cosine"},
         200,
         "tail",
-        rates={HYBRID: {"lr_schedule": "hold:0.3"}, "al": {"lr": 0.03}},
+        rates={HYBRID: {"lr_schedule": "hold:0.3"}},
     ),
     # Adam, initial lr 0.01; the paper names neither epochs nor how the rate falls. Serial epochs last, as its text has
     # it: downsampled states leave the whole network far from what the stages have learnt, and a serial tail repairs

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from parlay.compare import Row
 from parlay.errors import InputError
-from parlay.recipe import ASIDE, Recipe, flag, nearest
+from parlay.recipe import ASIDE, Recipe, by_field, flag, nearest, read_recipe
 from parlay.reproduce.paper import EXPERIMENTS, KINDS, WORKLOADS, Experiment, Line, Workload
 
 FIXED = ("method", "stages", "downsample", "schedule", "augment", "seed", "out", "epochs", "train_samples", "data_dir")
@@ -35,6 +35,8 @@ class Request:
     at_once: int = 1
     instead: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a recipe, in the place of the paper's."""
+    of_kind: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The same for rows of one kind alone."""
 
     def __post_init__(self) -> None:
         if self.name not in EXPERIMENTS:
@@ -50,10 +52,11 @@ class Request:
         for row in self.rows:
             if row not in known_rows:
                 raise InputError(f"{self.name} has no row '{row}': write {nearest(row, known_rows)}")
-        for key in self.instead:
+        for key in (*self.instead, *(key for keys in self.of_kind.values() for key in keys)):
             if key in FIXED:
                 raise InputError(f"{flag(key)} is what the rows are made of: leave it out of the recipe")
-        self.keys()  # refused now where a value is wrong
+        for keys in ({}, *self.of_kind.values()):
+            Recipe(**{**self.keys(), **keys})  # refused now where a value is wrong
 
     @property
     def experiment(self) -> Experiment:
@@ -98,13 +101,12 @@ class Request:
         }
         if self.scale < 1:
             keys["train_samples"] = max(round(self.scale * self._samples(keys)), 1)
-        Recipe(**keys)
         return keys
 
     def row(self, line: Line) -> Row:
         """For the runner of comparisons."""
-        own = line.keys(self.workload)
-        return Row(line.name, {key: value for key, value in own.items() if key not in self.instead})
+        own = {key: value for key, value in line.keys(self.workload).items() if key not in self.instead}
+        return Row(line.name, {**own, **self.of_kind.get(line.kind, {})})
 
     def labels(self) -> list[str]:
         """In what this is not the paper's experiment; it stands above everything that is written."""
@@ -113,19 +115,20 @@ class Request:
             told.append(f"{keys['epochs']} epochs in the place of {self.workload.epochs}")
         if self.scale < 1:
             told.append(f"scale {self.scale:g}: {keys['train_samples']} training samples; memory is what these take")
-        defaults = {key.name: key.default for key in fields(Recipe)}
-        for key, value in self.instead.items():
-            paper = self.workload.keys.get(key, defaults[key])
-            if value != paper and key not in ASIDE:
-                told.append(f"{flag(key)} {value} in the place of {paper}")
-        kinds = {line.kind for line in self.lines}
-        for kind, rates in self.workload.rates.items():
-            told += [
-                f"{flag(key)} {value} in the place of {self.workload.keys[key]} ({KINDS[kind]})"
-                for key, value in rates.items()
-                if kind in kinds and key not in self.instead
-            ]
+        told += self._others(self.instead)
+        for kind in dict.fromkeys(line.kind for line in self.lines):
+            rates = {key: rate for key, rate in self.workload.rates.get(kind, {}).items() if key not in self.instead}
+            told += [f"{text} ({KINDS[kind]})" for text in self._others({**rates, **self.of_kind.get(kind, {})})]
         return told
+
+    def _others(self, keys: Mapping[str, Any]) -> list[str]:
+        """Those of these keys that are not the paper's."""
+        paper = {**{key.name: key.default for key in fields(Recipe)}, **self.workload.keys}
+        return [
+            f"{flag(key)} {value} in the place of {paper[key]}"
+            for key, value in keys.items()
+            if value != paper[key] and key not in ASIDE
+        ]
 
     def _samples(self, keys: Mapping[str, Any]) -> int:
         if keys["dataset"] == "synthetic":
@@ -133,6 +136,16 @@ class Request:
         from parlay import data  # torch: only where a share of them is asked for
 
         return data.facts(Recipe(**keys).dataset).train_size
+
+
+def read_instead(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The keys of `--recipe FILE`, and those for a kind of rows, which stand in a table of its name, as in [hybrid]."""
+    content = read_recipe(path, KINDS)
+    tables = {kind: content.pop(kind) for kind in KINDS if kind in content}
+    for kind, table in tables.items():
+        if not isinstance(table, dict):
+            raise InputError(f"{kind} is {table!r} in {path}: write a table of keys, as in [{kind}]")
+    return content, {kind: by_field(table, f"[{kind}] of {path}") for kind, table in tables.items()}
 
 
 def read_names(text: str | None) -> tuple[str, ...]:
