@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,43 @@ def test_a_reproduction_brings_its_table_figures_and_runs(tmp_path: Path) -> Non
     assert page_of([folder / "reproduction.json"], tmp_path) == page
 
 
+def test_at_its_head_stand_serial_training_the_papers_best_and_ours(tmp_path: Path) -> None:
+    """Each with its speed-ups, which say of what kind they are."""
+    serial = {"label": "Serial with DA", "method": "serial", "value": 89.3}
+    worse = {"label": "AL", "method": "al", "value": 82.0, "speedup_measured": 1.6}
+    better = {"label": "SPH-AL", "method": "al", "value": 87.0, "speedup_measured": 1.4, "speedup_projected": 1.8}
+    ours = {"label": "Replay", "method": "replay", "value": 88.9, "ours": True, "speedup_projected": float("inf")}
+    lost = {"label": "DS-AL", "method": "al", "value": None}
+    folder = reproduction(tmp_path / "t", [], rows=[serial, worse, better, lost, ours])
+    head = [
+        ("89.30 %", "serial training", "Serial with DA"),
+        (
+            "87.00 %",
+            "best of the paper's methods",
+            "SPH-AL; speed-up 1.40 measured here, 1.80 projected for K devices",
+        ),
+        ("88.90 %", "best that is not in the paper", "Replay"),
+    ]
+    assert list(sort_out([folder]).reproductions[0].facts) == head
+    page = page_of([folder], tmp_path)
+    assert all(f"<dd>{value}</dd>" in page for value, _, _ in head)
+    losses = reproduction(tmp_path / "loss", [], rows=[serial, worse, better], metric="test_loss")
+    assert sort_out([losses]).reproductions[0].facts[1][:2] == ("82.0000", "best of the paper's methods")
+
+
+def test_a_page_of_many_things_has_contents_that_lead_to_them(tmp_path: Path) -> None:
+    make(tmp_path / "runs" / "serial-s0", 90.0, **SERIAL)
+    tables = [reproduction(tmp_path / name, ["../runs/serial-s0"], title=f"{name}: {MARKUP}") for name in ("a", "b")]
+    page = page_of([*tables, bench(tmp_path / "b.json"), plan(tmp_path / "p.json", model="other")], tmp_path)
+    contents = page.partition("<nav")[2].partition("</nav>")[0]
+    targets = re.findall(r'href="#([^"]+)"', contents)
+    assert targets == ["paper-1", "paper-2", "task-1", "bench-1", "forecast"]
+    assert [page.count(f'<section id="{target}"') for target in targets] == [1] * 5
+    assert "<title>a, b</title>" in page
+    assert MARKUP not in page
+    assert "<nav" not in page_of(tables[:1], tmp_path)
+
+
 def test_its_columns_stand_under_their_kinds_and_only_those_that_tell_something(tmp_path: Path) -> None:
     kinds = {"label": "row", "a": "measured", "b": "measured", "c": "quoted", "none": "measured", "status": "row"}
     columns = [{"key": key, "title": f"title {key}", "short": f"short {key}", "kind": kinds[key]} for key in kinds]
@@ -231,6 +269,7 @@ def test_a_plan_with_impossible_numbers_is_refused(tmp_path: Path, keys: dict[st
     [
         {"columns": None},
         {"rows": [1]},
+        {"rows": [{"label": "x", "value": 10**400}]},
         {"figures": [{"caption": "x"}]},
         {"stage_ms": {"x": [1.0]}},
         {"message_ms": {"3": [1.0]}},

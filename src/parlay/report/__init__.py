@@ -100,8 +100,10 @@ def _check(output: Path) -> None:
 
 
 def _title(found: Sequence[Task], given: Given) -> str:
+    if len(given.reproductions) > 1:  # their full titles stand in the contents
+        return ", ".join(one.title.partition(":")[0] for one in given.reproductions)
     if given.reproductions:
-        return "; ".join(one.title for one in given.reproductions)
+        return given.reproductions[0].title
     if len(found) == 1 and len(found[0].groups) == 1:
         return f"{found[0].groups[0].label} on {found[0].dataset}, {found[0].model}"
     parts = [f"{task.dataset}, {task.model}" for task in found]

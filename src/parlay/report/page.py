@@ -76,11 +76,18 @@ def render(tasks: Sequence[Task], given: Given, title: str) -> str:
     )
     named = {(task.dataset, task.model) for task in tasks}
     left = [one for one in given.forecasts if (one.dataset, one.model) not in named]
+    reproductions = [_reproduction(one, n) for n, one in enumerate(given.reproductions, 1)]
+    sections = [_section(task, n, given.forecasts) for n, task in enumerate(tasks, 1)]
+    benches = [_bench(one, n) for n, one in enumerate(given.benches, 1)]
+    contents = [(one["id"], one["title"]) for one in reproductions]
+    contents += [(one["id"], f"Runs: {one['task']}") for one in sections]
+    contents += [(one["id"], f"Bench: {one['title']}") for one in benches]
     return environment.get_template("page.html.j2").render(
         title=title,
-        reproductions=[_reproduction(one) for one in given.reproductions],
-        sections=[_section(task, n, given.forecasts) for n, task in enumerate(tasks, 1)],
-        benches=[_bench(one) for one in given.benches],
+        contents=[*contents, *([("forecast", "Forecast")] if left else [])],
+        reproductions=reproductions,
+        sections=sections,
+        benches=benches,
         forecasts=_simulated(left),
         zip=zip,
     )
@@ -216,8 +223,9 @@ def _one_simulated(times: Times, schedule: str, caption: str, salt: str) -> Time
     return Timeline("simulated", caption, gantt.simulated(times, schedule, salt), legend)
 
 
-def _bench(one: Bench) -> dict[str, Any]:
+def _bench(one: Bench, number: int) -> dict[str, Any]:
     return {
+        "id": f"bench-{number}",
         "title": one.title,
         **_table(bench.columns(one)),
         "picture": costs.speeds([(row.system, row.speedup) for row in one.rows if row.speedup], one.title),
@@ -229,7 +237,7 @@ def _bench(one: Bench) -> dict[str, Any]:
     }
 
 
-def _reproduction(one: Reproduction) -> dict[str, Any]:
+def _reproduction(one: Reproduction, number: int) -> dict[str, Any]:
     timelines = []
     for stages, times in one.times.items():
         if stages > 1:
@@ -237,7 +245,9 @@ def _reproduction(one: Reproduction) -> dict[str, Any]:
             caption = f"{stages} stages, by their times as measured alone{sent}"
             timelines.append(_one_simulated(times, one.hybrid, caption, f"{one.name} {stages}"))
     return {
+        "id": f"paper-{number}",
         "title": one.title,
+        "facts": one.facts,
         "labels": one.labels,
         "notes": one.notes,
         "status": one.status,

@@ -47,6 +47,8 @@ class Reproduction:
     """What was shortened, in words."""
     notes: tuple[str, ...]
     """What a reader of its columns must know."""
+    facts: tuple[tuple[str, str, str], ...]
+    """The numbers at its head: value, what it is, whose it is."""
     columns: tuple[Column, ...]
     """Those that have something to show."""
     kinds: tuple[str, ...]
@@ -77,7 +79,7 @@ def read(path: Path) -> Reproduction:
         return _read(content, file.parent)
     except OSError as error:
         raise InputError(f"cannot read {shown(file)} ({error.strerror}): leave it out, or make it readable") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         word = shown(str(error.args[0])) if error.args else "value"
         raise InputError(f"{shown(file)} is damaged ({word}): leave it out, or run parlay reproduce again") from None
 
@@ -101,6 +103,7 @@ def _read(content: Any, folder: Path) -> Reproduction:
         status=str(content.get("status") or ""),
         labels=tuple(map(str, content.get("labels") or ())),
         notes=tuple(map(str, content.get("notes") or ())),
+        facts=tuple(_facts(rows, str(content.get("metric")) == "test_loss")),
         columns=columns,
         kinds=tuple(KINDS.get(str(one.get("kind")), str(one.get("kind"))) for one in asked),
         rows=tuple({str(one["key"]): row.get(one["key"]) for one in content["columns"]} for row in rows),
@@ -115,6 +118,34 @@ def _read(content: Any, folder: Path) -> Reproduction:
         command=str(content.get("command") or ""),
         folders=tuple(dict.fromkeys(folder / str(name) for row in rows for name in row.get("folders") or ())),
     )
+
+
+def _facts(rows: Sequence[Any], by_loss: bool) -> list[tuple[str, str, str]]:
+    """Serial training, the best row of the paper's methods and the best that is not in the paper, and their speeds."""
+    found = []
+    kinds = {
+        "serial training": [row for row in rows if row.get("method") == "serial"],
+        "best of the paper's methods": [row for row in rows if row.get("method") != "serial" and not row.get("ours")],
+        "best that is not in the paper": [row for row in rows if row.get("ours")],
+    }
+    for name, some in kinds.items():
+        ranked = sorted((row for row in some if _is_number(row.get("value"))), key=lambda row: float(row["value"]))
+        if not ranked:
+            continue
+        best = ranked[0] if by_loss else ranked[-1]
+        value = f"{best['value']:.4f}" if by_loss else f"{best['value']:.2f} %"
+        speeds = [
+            f"{best[key]:.2f} {kind}"
+            for key, kind in (("speedup_measured", "measured here"), ("speedup_projected", "projected for K devices"))
+            if _is_number(best.get(key))
+        ]
+        whose = str(best.get("label", "")) + (f"; speed-up {', '.join(speeds)}" if speeds else "")
+        found.append((value, name, whose))
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _messages(content: Any, stages: str, stage_ms: Sequence[float]) -> list[float]:
@@ -136,7 +167,7 @@ def _tells(key: str, rows: Sequence[Any]) -> bool:
 def _cell(value: Any, digits: int | None) -> Cell:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return Cell(DASH)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not _is_number(value):
         return Cell(str(value), str(value).lower())
     if digits is None:  # losses need four, percents, speeds and GiB two
         digits = 0 if isinstance(value, int) else 2 if abs(value) >= 0.5 or value == 0 else 4

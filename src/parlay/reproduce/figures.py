@@ -11,6 +11,7 @@ from typing import Any, final
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from safetensors.numpy import load_file
 
 from parlay.report.load import Epoch, Run
@@ -191,6 +192,7 @@ def curves(shown: Shown, name: str) -> list[Drawn]:
             axes.set_yscale("log")
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.axes[0].legend(frameon=False, fontsize=6.5)
     _jumps(figure.axes[2], done)
     caption = (
