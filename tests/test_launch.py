@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -299,6 +300,29 @@ def test_a_beat_is_seen_by_others_and_the_pace_leaves_waiting_out(tmp_path: Path
         pulse.waited(2.0)
     assert seen.read(0) == heartbeat.NEVER
     assert seen.read(1) == heartbeat.Beat(8, 127.0, 18.0, 1.0, computed=8.0)
+
+
+def test_a_beat_is_read_whole_whenever_its_writer_is_looked_at_or_killed(tmp_path: Path) -> None:
+    """Half written, its time was 0 once: to the launcher silence since the start, and it killed a healthy rank."""
+    path = tmp_path / "beats"
+    seen = heartbeat.Beats(path, 2)
+    script = """
+import itertools, pathlib, sys
+from parlay.launch.heartbeat import Beat, Beats
+beats = Beats(pathlib.Path(sys.argv[1]), 2)
+for n in itertools.count(1):
+    beats.write(1, Beat(n, n, n, n, n, n))
+"""
+    writer = subprocess.Popen((sys.executable, "-c", script, path))
+    wait_for(lambda: seen.read(1) != heartbeat.NEVER)
+    looks = [seen.read(1) for _ in range(100_000)]
+    writer.kill()
+    writer.wait()
+    looks.append(seen.read(1))
+    assert {len(set(astuple(beat))) for beat in looks} == {1}
+    assert [beat.step for beat in looks] == sorted(beat.step for beat in looks)
+    assert looks[-1].step > looks[0].step
+    assert seen.read(0) == heartbeat.NEVER
 
 
 def test_a_rank_in_a_call_that_waits_for_all_says_so_and_the_step_has_no_pace(

@@ -11,12 +11,12 @@ for a neighbour. The launcher reads the slots. Where no launcher has made the fi
 from __future__ import annotations
 
 import mmap
-import struct
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import final
 
@@ -27,7 +27,6 @@ TIMEOUT = 15.0  # seconds; a step of the networks here takes far less, and a per
 SUPERVISED_PATIENCE = 24
 STARTING = 8  # timeouts of silence until the first step: torch and the data may be read from a slow disk
 FILE = "beats"
-SLOT = struct.Struct("=qdddqd")
 ENOUGH = 8  # steps before a pace is told
 REMEMBERED = 31  # steps that the pace is the median of: epochs' ends, with their evaluations, do not count
 
@@ -51,30 +50,51 @@ class Beat:
 
 
 NEVER = Beat(-1, 0.0, 0.0, 0.0)
-
-
-def _fields(beat: Beat) -> tuple[int, float, float, float, int, float]:
-    return beat.step, beat.at, beat.waited, beat.pace, beat.blocked, beat.computed
+CELL = 8  # bytes of a number
+FIELDS = len(astuple(NEVER))
+SLOT = 1 + 2 * FIELDS  # cells
 
 
 @final
 class Beats:
-    """The slots of all ranks."""
+    """The slots of all ranks: how many beats it has written, and the last two of them, in turn.
+
+    A rank may be preempted, or killed, in the middle of a write, and what it has half written must not be read: a time
+    of 0 would be the silence of a whole run. So the beat before stays until the new one is whole, and then one store of
+    eight bytes, the count, puts it in place.
+    """
 
     def __init__(self, path: Path, ranks: int) -> None:
         if not path.exists():
-            path.write_bytes(SLOT.pack(*_fields(NEVER)) * ranks)
+            path.write_bytes(bytes(ranks * SLOT * CELL))
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
+        self._bytes = memoryview(self._map)
+        self._cells = self._bytes.cast("d")
 
     def write(self, rank: int, beat: Beat) -> None:
-        SLOT.pack_into(self._map, rank * SLOT.size, *_fields(beat))
+        count = self._cells[rank * SLOT] + 1
+        at = self._place(rank, count)
+        self._cells[at : at + FIELDS] = array("d", astuple(beat))
+        self._cells[rank * SLOT] = count
 
     def read(self, rank: int) -> Beat:
-        return Beat(*SLOT.unpack_from(self._map, rank * SLOT.size))
+        while True:
+            count = self._cells[rank * SLOT]
+            at = self._place(rank, count)
+            step, time_, waited, pace, blocked, computed = self._cells[at : at + FIELDS]
+            if self._cells[rank * SLOT] == count:  # else the next but one may have been written over it
+                return Beat(int(step), time_, waited, pace, int(blocked), computed) if count else NEVER
 
     def close(self) -> None:
+        self._cells.release()
+        self._bytes.release()
         self._map.close()
+
+    @staticmethod
+    def _place(rank: int, count: float) -> int:
+        """Where the beat of that count stands."""
+        return rank * SLOT + 1 + int(count) % 2 * FIELDS
 
 
 @final

@@ -203,7 +203,8 @@ class _Attempt:
             rank.kill()
 
     def _why_stuck(self, rank: Rank, now: float) -> str:
-        silence = now - self._last_sign(rank)
+        beat = self.beats.read(rank.place.rank)  # once: it may go on between two looks
+        silence = now - max(beat.at, rank.began)
         if silence <= 10 * TICK:  # cheap as long as it beats
             rank.cpu.restart(now)
             return ""
@@ -211,7 +212,7 @@ class _Attempt:
             return ""
         if rank.cpu.stopped():
             return f"was stopped for {silence:.0f} s"
-        beat, computing = self.beats.read(rank.place.rank), rank.cpu.busy(now)
+        computing = rank.cpu.busy(now)
         allowed = self.timeout * (PATIENT if computing or beat.blocked else 1 if beat.step >= 0 else heartbeat.STARTING)
         what = "computed without an end" if computing else "gave no sign of life"
         return f"{what} for {silence:.0f} s" if silence > allowed else ""
