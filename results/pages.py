@@ -1,0 +1,105 @@
+"""Tables and figures of all pages, made from the records in this folder.
+
+    python results/pages.py            write them: tables of results/*/README.md, figures of README.md and docs/*.md
+    python results/pages.py --check    say what differs, and end with 1 if something does
+    python results/pages.py --list     print every figure by its name
+
+Every experiment has a `page.py` with two functions: `tables()` gives Markdown by name, `figures()` numbers by name.
+A table stands on a page between `<!-- table: NAME -->` and `<!-- end -->`, where NAME is `experiment/table`, or `table`
+alone on the experiment's own page. A figure is followed by the name of its source, as in
+`90.36<!-- streaming/replay-k3 -->`, and is rounded as it is written.
+"""
+
+import argparse
+import importlib.util
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+FIGURE = re.compile(r"([−+-]?\d[\d,]*(?:\.\d+)?)(<!-- (\S+/\S+) -->)")
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(HERE.rglob("README.md"))]
+
+
+@cache
+def experiment(name: str) -> ModuleType:
+    """The `page.py` of an experiment; it may import its neighbours and what all of them share."""
+    path = HERE / name / "page.py"
+    for folder in (str(path.parent), str(HERE)):
+        if folder not in sys.path:
+            sys.path.append(folder)
+    spec = importlib.util.spec_from_file_location(f"results_{name.replace('-', '_')}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def experiments() -> list[str]:
+    return sorted(path.parent.name for path in HERE.glob("*/page.py"))
+
+
+@cache
+def tables() -> dict[str, str]:
+    return {f"{name}/{key}": text.strip() for name in experiments() for key, text in experiment(name).tables().items()}
+
+
+@cache
+def figures() -> dict[str, float]:
+    return {f"{name}/{key}": value for name in experiments() for key, value in experiment(name).figures().items()}
+
+
+def rounded(value: float, like: str) -> str:
+    """With as many decimals as `like`, its sign where that has one, and its commas."""
+    decimals = len(like.partition(".")[2])
+    sign = "+" if like.startswith("+") else ""
+    text = format(value, f"{sign}{',' if ',' in like else ''}.{decimals}f")
+    return text.replace("-", "−")
+
+
+def made(text: str, of: str | None) -> str:
+    """The text of a page as the records have it; `of`: the experiment whose page it is."""
+
+    def table(found: re.Match[str]) -> str:
+        name = found[2] if "/" in found[2] else f"{of}/{found[2]}"
+        return f"{found[1]}{tables()[name]}\n{found[3]}"
+
+    def figure(found: re.Match[str]) -> str:
+        return rounded(figures()[found[3]], found[1]) + found[2]
+
+    return FIGURE.sub(figure, TABLE.sub(table, text))
+
+
+def main() -> int:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--check", action="store_true")
+    ask.add_argument("--list", action="store_true")
+    given = ask.parse_args()
+    if given.list:
+        print("\n".join(f"{name:<60} {value:.6g}" for name, value in figures().items()))
+        return 0
+    stale = 0
+    for page in pages():
+        old = page.read_text(encoding="utf-8")
+        new = made(old, page.parent.name if page.parent.parent == HERE else None)
+        if new != old and given.check:
+            stale += 1
+            changes = [f"  {a}\n→ {b}" for a, b in zip(old.splitlines(), new.splitlines(), strict=False) if a != b]
+            print(f"{page.relative_to(ROOT)} is not what the records say:\n" + "\n".join(changes[:5]))
+        elif new != old:
+            page.write_text(new, encoding="utf-8")
+            print(f"written: {page.relative_to(ROOT)}")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
