@@ -1,0 +1,104 @@
+"""Recipes of recorded runs, from several versions of Parlay: each is still read, and its run can be resumed.
+
+The forty in `recipes/` are chosen so that every key that a recorded recipe has ever had is in them, with every kind of
+value: methods, schedules, data sets, models, options.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recorded
+from parlay.recipe import METHODS, Recipe, flag, make_recipe, read_recipe
+from parlay.run import make_method, method_keys
+from runs import STEPS, listen, records, resume, summary, train
+
+RECIPES = sorted((Path(__file__).parent / "recipes").glob("*.toml"))
+ARCHIVED = ("adaptive", "detail", "paper", "reach", "resnet20", "streaming", "tail")
+SMALL = {
+    # in the place of what a recorded run had: a network and data that train in a fraction of a second
+    "dataset": "synthetic",
+    "synthetic-shape": "1,8,8",
+    "synthetic-samples": 96,
+    "batch-size": 32,
+    "train-samples": 0,
+    "model": "resnet8",
+    "device": "cpu",
+    "engine": "in-process",
+    "serial-phase": "auto",
+    "partition": "even",
+    "epochs": 3,
+    "checkpoint-every": 1,
+    "compile": "auto",
+}
+LOOSE = {"epochs", "batch-size", "lr", "seed", "beta", "trust", "weight-decay", "train-samples", "judge-every"}
+"""Keys of numbers: one value stands for all."""
+
+
+def kept(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text())
+
+
+def test_there_are_forty_of_every_kind() -> None:
+    assert len(RECIPES) == 40
+    found = [kept(path) for path in RECIPES]
+    assert {recipe["method"] for recipe in found} == set(METHODS)
+    assert {recipe["dataset"] for recipe in found} == {"digits", "mnist", "cifar10", "cifar100", "synthetic"}
+    assert len({frozenset(recipe) for recipe in found}) > 15  # as many versions and methods
+
+
+@pytest.mark.parametrize("experiment", ARCHIVED)
+def test_every_key_and_kind_of_value_of_a_recorded_recipe_is_among_the_forty(experiment: str) -> None:
+    chosen = [kept(path) for path in RECIPES]
+    known = {(key, "" if key in LOOSE else str(value)) for recipe in chosen for key, value in recipe.items()}
+    every = [kept(path) for path in recorded.unpacked(experiment).rglob("recipe.toml")]
+    assert every
+    found = {(key, "" if key in LOOSE else str(value)) for recipe in every for key, value in recipe.items()}
+    assert found - known == set()
+
+
+@pytest.mark.parametrize("experiment", ARCHIVED)
+def test_every_recorded_recipe_is_still_read(experiment: str) -> None:
+    for path in recorded.unpacked(experiment).rglob("recipe.toml"):
+        make_method(make_recipe(read_recipe(path), {}))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recorded_recipe_is_read_with_the_values_it_had(path: Path) -> None:
+    recipe = make_recipe(read_recipe(path), {})
+    assert {key: getattr(recipe, key.replace("-", "_")) for key in kept(path)} == kept(path)
+    method = make_method(recipe)
+    assert (method is None) == (recipe.method == "serial")
+    given = {name: getattr(recipe, name) for name in method_keys(recipe.method) if getattr(recipe, name) is not None}
+    assert {name: getattr(method, name) for name in given} == given
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_run_with_a_recorded_recipe_is_resumed(path: Path, tmp_path: Path) -> None:
+    """With the keys that its version knew, on a small network: what `--resume` reads is the recorded text."""
+    recipe = kept(path) | {key: value for key, value in SMALL.items() if key in kept(path)}
+    stages = 1 if recipe["method"] == "serial" else min(recipe["stages"], 3)
+    recipe |= {"stages": stages} | ({"lr": 0.003} if recipe["optimizer"] == "adam" else {})
+    text = Recipe(**{key.replace("-", "_"): value for key, value in recipe.items()}).toml()
+    lines = [line for line in text.splitlines() if line.split(" = ")[0] in recipe]
+    asked = tmp_path / "recipe.toml"
+    asked.write_text("\n".join(lines) + "\n")
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        listen(patch, stop_after=STEPS + 1)
+        assert train(out, "--recipe", asked, "--synthetic-samples", 96) == 1
+    (out / "recipe.toml").write_text(asked.read_text())
+    assert resume(out, *small_flags(recipe)) == 0
+    assert summary(out)["status"] == "finished"
+    assert [row["epoch"] for row in records(out)] == [0, 1, 2]
+    assert summary(out)["method"] == recipe["method"]
+
+
+def small_flags(recipe: dict[str, Any]) -> list[object]:
+    """What the recorded text does not say, as it is of a version that lacked the key."""
+    missing = {key: value for key, value in SMALL.items() if key not in recipe}
+    return [word for key, value in missing.items() for word in (f"--{flag(key)}", value)]
