@@ -49,13 +49,13 @@ def experiments() -> list[str]:
 
 
 @cache
-def tables() -> dict[str, str]:
-    return {f"{name}/{key}": text.strip() for name in experiments() for key, text in experiment(name).tables().items()}
+def tables(name: str) -> dict[str, str]:
+    return {f"{name}/{key}": text.strip() for key, text in experiment(name).tables().items()}
 
 
 @cache
-def figures() -> dict[str, float]:
-    return {f"{name}/{key}": value for name in experiments() for key, value in experiment(name).figures().items()}
+def figures(name: str) -> dict[str, float]:
+    return {f"{name}/{key}": value for key, value in experiment(name).figures().items()}
 
 
 def rounded(value: float, like: str) -> str:
@@ -71,10 +71,10 @@ def made(text: str, of: str | None) -> str:
 
     def table(found: re.Match[str]) -> str:
         name = found[2] if "/" in found[2] else f"{of}/{found[2]}"
-        return f"{found[1]}{tables()[name]}\n{found[3]}"
+        return f"{found[1]}{tables(name.partition('/')[0])[name]}\n{found[3]}"
 
     def figure(found: re.Match[str]) -> str:
-        return rounded(figures()[found[3]], found[1]) + found[2]
+        return rounded(figures(found[3].partition("/")[0])[found[3]], found[1]) + found[2]
 
     return FIGURE.sub(figure, TABLE.sub(table, text))
 
@@ -85,7 +85,8 @@ def main() -> int:
     ask.add_argument("--list", action="store_true")
     given = ask.parse_args()
     if given.list:
-        print("\n".join(f"{name:<60} {value:.6g}" for name, value in figures().items()))
+        every = [line for name in experiments() for line in figures(name).items()]
+        print("\n".join(f"{name:<60} {value:.6g}" for name, value in every))
         return 0
     stale = 0
     for page in pages():

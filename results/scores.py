@@ -1,11 +1,14 @@
-"""Test accuracies of a table of rows, read from their run folders and drawn: what pages of accuracy share.
+"""Scores of run folders, as cells, figures and pictures: what the `page.py` of several experiments share.
 
 A run that diverged, was stopped or is not there is told as such, and a row that has one has no mean.
 """
 
+import json
 import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from runner import Rows
@@ -37,14 +40,33 @@ class Row:
         return statistics.fmean(self.scores.values()) if len(self.scores) == len(self.runs) else None
 
     @property
+    def spread(self) -> float | None:
+        """Sample standard deviation over the seeds."""
+        return statistics.stdev(self.scores.values()) if self.mean is not None and len(self.scores) > 1 else None
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the method keeps beside the network, its gradients and its optimiser."""
+        return max((run.auxiliary_bytes or 0 for run in self.there), default=0)
+
+    @property
     def each(self) -> str:
         """Of every seed the accuracy, or a word for what became of it."""
         lost = {seed: run.status if run else "not run" for seed, run in self.runs.items()}
         return ", ".join(f"{self.scores[seed]:.2f}" if seed in self.scores else lost[seed] for seed in self.runs)
 
     @property
-    def seeds(self) -> str:
-        return ", ".join(map(str, self.runs))
+    def cell(self) -> str:
+        """Mean and spread; without a mean, the runs one by one."""
+        if self.mean is None:
+            return self.each
+        return number(self.mean) + (f" ± {self.spread:.2f}" if self.spread is not None else "")
+
+    def figures(self, name: str) -> dict[str, float]:
+        """By name: the mean, its spread, how many seeds, and each of them."""
+        found = {name: self.mean, f"{name}-spread": self.spread, f"{name}-seeds": len(self.runs)}
+        found |= {f"{name}-s{seed}": score for seed, score in self.scores.items()}
+        return {key: value for key, value in found.items() if value is not None}
 
     def minus(self, other: "Row") -> float | None:
         """Points above the other row, on the seeds of this one."""
@@ -61,6 +83,29 @@ def read(rows: Rows, runs: Path) -> dict[str, Row]:
         loaded = {seed: load([folder])[0] for seed, folder in folders.items()}
         found[name] = Row(flags, {seed: loaded.get(seed) for seed in seeds}, tuple(folders.values()))
     return found
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The epochs of a run, as `records.jsonl` has them."""
+    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Empty of a run that was cut off."""
+    path = folder / "summary.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def violations(folder: Path) -> list[float]:
+    """The largest of each interface in any parallel epoch."""
+    return [max(each) for each in zip(*filter(None, (row["violation"] for row in rows_of(folder))), strict=True)]
+
+
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table; numbers stand to the right."""
+    rule = ["---", *["--:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *lines])
 
 
 def number(value: float | None, form: str = ".2f") -> str:

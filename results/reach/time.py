@@ -1,4 +1,4 @@
-"""What `--reach` costs in time: epochs of `al` with and without it, in turn, as ratios. Writes time.json."""
+"""What `--reach` costs in time: epochs of `al` with and without it, in turn, as ratios. Writes time.json here."""
 
 import json
 import statistics
@@ -34,7 +34,7 @@ def main() -> None:
             taken = {reach: seconds(model, samples, reach) for reach in order}
             ratios.append(taken[0.25] / taken[NONE])
         found[model] = sorted(ratios)
-    Path(__file__).with_name("time.json").write_text(json.dumps(found, indent=2) + "\n")
+    Path("time.json").write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python results/streaming/small.py --data-dir data [--at-once 2] [--only NAME ...]
 
 ResNet-20 on the first 20,000 images of CIFAR-10, averaged to 16 x 16, with crops and flips; 12 epochs of a cosine, or
-seven at a constant learning rate. Everything else is as in `run.py`. Each run is
-trained by the library, in float32 and in one thread, and takes some minutes. Writes `small.json`: the loss of every
-stage in every epoch, how large its pull was beside p, and the test accuracy at the end.
+seven at a constant learning rate. Everything else is as in `run.py`. Each run is trained by the library, in float32
+and in one thread, and takes some minutes. Writes `runs/streaming/small.json`: the loss of every stage in every epoch,
+how large its pull was beside p, and the test accuracy at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from parlay.coupling import replay
 from parlay.data import CropAndFlip, Split, normalise
 from parlay.progress import Silent
 
-HERE = Path(__file__).parent
 SAMPLES, SIDE = 20_000, 16
 RUNS: dict[str, dict[str, Any]] = {
     "serial": {"stages": 1},
@@ -51,7 +50,7 @@ def main() -> None:
     ask.add_argument("--data-dir", default="data")
     ask.add_argument("--at-once", type=int, default=2)
     ask.add_argument("--only", nargs="*", default=list(RUNS))
-    ask.add_argument("--out", type=Path, default=HERE / "small.json")
+    ask.add_argument("--out", type=Path, default=Path("runs/streaming/small.json"))
     given = ask.parse_args()
     told = json.loads(given.out.read_text()) if given.out.exists() else {"runs": {}}
     names = [name for name in given.only if name not in told["runs"]]
