@@ -20,7 +20,7 @@ R20, R110 = "--model resnet20", "--model resnet110"
 B64 = "--batch-size 64 --lr 0.05"
 SHRINK = "--beta 0 --shrink 0.7 --predict 0.5"
 RUNS: Rows = {
-    # name: (flags, seeds), the most telling first; what is called try-* stands in a table of its own
+    # name: (flags, seeds), the most telling first
     "serial": (f"{R20} --method serial", (0, 1, 2)),
     "replay-k3": (f"{R20} --method replay --stages 3", (0, 1, 2)),
     "replay-k2": (f"{R20} --method replay --stages 2", (0, 1, 2)),
