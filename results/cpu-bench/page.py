@@ -6,6 +6,7 @@ python results/cpu-bench/page.py      draw speed.png; `python results/pages.py` 
 import hashlib
 import json
 import statistics
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ SYSTEMS = {
     "pipeline-gpipe": "pipeline, GPipe",
     "data-parallel": "data-parallel (DDP)",
 }
+TIMED = ("serial", "layer-parallel", "replay", "pipeline-1f1b", "data-parallel")
 COLOURS = {"layer": "#4c6ef5", "pipeline": "#e8590c", "data-parallel": "#2b8a3e", "re": "#862e9c", "de": "#862e9c"}
 Row = dict[str, Any]
 
@@ -43,9 +45,9 @@ def rows(problem: str) -> dict[str, Row]:
 def tables() -> dict[str, str]:
     return {
         "speed": table(lambda row: f"{row['speedup']:.2f} [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"),
-        "time": table(lambda row: f"{sample_us(row):,.0f} ({row['step_ms']:.0f})"),
+        "time": table(lambda row: f"{sample_us(row):,.0f} ({row['step_ms']:.0f})", TIMED),
         "exchange": exchange(),
-        "commands": "\n".join(["```", *(bench["command"] for bench in benches().values()), "```"]),
+        "command": f"```\n{benches()[PROBLEMS[0]]['command']}\n```",
         "made": made(),
     }
 
@@ -74,10 +76,10 @@ def figures() -> dict[str, float]:
     return found
 
 
-def table(cell: Any) -> str:
+def table(cell: Any, systems: Sequence[str] = tuple(SYSTEMS)) -> str:
     lines = ["| | " + " | ".join(map(title, PROBLEMS)) + " |", "|---" + "|--:" * len(PROBLEMS) + "|"]
-    for system, name in SYSTEMS.items():
-        lines.append(f"| {name} | " + " | ".join(cell(rows(problem)[system]) for problem in PROBLEMS) + " |")
+    for system in systems:
+        lines.append(f"| {SYSTEMS[system]} | " + " | ".join(cell(rows(problem)[system]) for problem in PROBLEMS) + " |")
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -111,13 +112,12 @@ def then(problem: str) -> Rows:
 
 def tables() -> dict[str, str]:
     return {
-        "speed": table(MAIN, lambda row: row.text),
+        "speed": f"ResNet-110, {over(MAIN)}\n\n{table(MAIN, lambda row: row.text)}",
         "time": table(MAIN, lambda row: f"{row.sample_us:.1f} ({row.step_ms:.2f})", COMPILED),
         "moved": told(),
-        "earlier": f"{others()}\n\n{table(EARLIER, lambda row: row.text)}",
-        "earlier-time": table(EARLIER, lambda row: f"{row.sample_us:.1f} ({row.step_ms:.2f})", COMPILED),
+        "earlier": f"Other networks and larger batches, {over(EARLIER)}\n\n{table(EARLIER, lambda row: row.text)}",
         "shares": shares(),
-        "commands": "\n".join(["```", *commands(), "```"]),
+        "command": f"```\n{recorded(files(MAIN[0])[0])['command']}\n```",
         "made": made(),
     }
 
@@ -156,40 +156,49 @@ def named(problem: str, given: Rows) -> dict[str, float]:
     return found
 
 
-def moved() -> list[float]:
+def moved(problems: Sequence[str] = MAIN, *systems: str) -> list[float]:
     """Per cent from the earlier speed-ups to those of the commit, for `al` and `replay`."""
     return [
         100 * (row.speedup / then(problem)[key].speedup - 1)
-        for problem in MAIN
+        for problem in problems
         for key, row in now(problem).items()
-        if commit(problem) != BEFORE and key[0] in ("al", "replay") and key in then(problem)
+        if commit(problem) != BEFORE and key[0] in (systems or ("al", "replay")) and key in then(problem)
     ]
 
 
-def others() -> str:
-    commits = ", ".join(dict.fromkeys(map(commit, EARLIER)))
+def over(problems: list[str]) -> str:
+    commits = ", ".join(dict.fromkeys(map(commit, problems)))
     return (
-        f"Other networks and larger batches, {commits}: speed-up over the fastest serial step of the same run (the "
-        "compiled CUDA graph)."
+        f"{commits}: speed-up over the fastest serial step of the same run (the compiled CUDA graph), by time per "
+        "sample trained."
     )
 
 
 def told() -> str:
-    """Below the first table: what is new in it, and what is of less work per step."""
-    lines = ["Medians over the rounds. Quartiles stand in brackets where they are more than 0.05 away."]
+    """Below the first table: what is of less work per step, and what is new."""
+    lines = ["- Medians over the rounds. Quartiles stand in brackets where they are more than 0.05 away."]
     if any(system.startswith("penalty") for problem in MAIN for system, _ in now(problem)):
         lines.append(
-            "A stage of `penalty` (red-black order) trains on half of the batch in a step. Its ratio of step times, "
+            "- A stage of `penalty` (red-black order) trains on half of the batch in a step. Its ratio of step times, "
             "`per step`, is not of the same work."
         )
     if moved():
-        lines.append(
-            "Speed-ups of `al` and `replay` differ from those recorded before `--reach` by "
-            f"{signed(min(moved()))} to {signed(max(moved()))} %."
-        )
-    else:
-        lines.append("These were recorded before `--reach` and have not been measured again since.")
-    return "\n".join(f"- {line}" for line in lines)
+        title = "Difference from the records before `--reach`, in per cent of those:"
+        return "\n".join([*lines, "", title, "", moves()])
+    return "\n".join([*lines, "- These were recorded before `--reach` and have not been measured again since."])
+
+
+def moves() -> str:
+    """By batch: how much the serial step and the speed-ups have changed."""
+    serial = [(now(problem)["serial", 1], then(problem)["serial", 1]) for problem in MAIN]
+    rows = [("serial step, ms", [signed(100 * (new.step_ms / old.step_ms - 1)) for new, old in serial])]
+    for system in ("al", "replay"):
+        found = [moved([problem], system) for problem in MAIN]
+        ends = [f"{signed(min(one))} to {signed(max(one))}" if one else "–" for one in found]
+        rows.append((f"speed-up, `{system}`", ends))
+    heads = " | ".join(f"batch {problem.rpartition('-b')[2]}" for problem in MAIN)
+    lines = [f"| | {heads} |", "|---" + "|--:" * len(MAIN) + "|"]
+    return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows)])
 
 
 def signed(value: float) -> str:
@@ -272,17 +281,13 @@ def shares() -> str:
     return "\n".join(lines)
 
 
-def commands() -> list[str]:
-    return [recorded(path)["command"] for problem in (*MAIN, *EARLIER) for path in files(problem)]
-
-
 def made() -> str:
     about = recorded(files(MAIN[0])[0])["environment"]
     groups: dict[str, list[str]] = {}
     for problem in (*MAIN, *EARLIER):
         groups.setdefault(commit(problem), []).append(title(problem))
     commits = ". ".join(f"{name}: {'; '.join(problems)}" for name, problems in groups.items())
-    rest = f"{commits}. Shares, stores, profile and checks: {BEFORE}."
+    rest = f"{commits}. GPU tests: {read('tests')['commit']}. Shares, stores, profile and NCCL: {BEFORE}."
     return (
         f"One {read('profile-k6')['environment']['devices'][0]} ({about['processor']}); torch {about['torch']}, "
         f"CUDA {about['cuda']}, Python {about['python']}.\n\n"
