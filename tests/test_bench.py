@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any, final
 
 import pytest
+import torch
 
-from parlay.bench import core, gang
+from parlay.bench import core, cpu, gang, table
 from parlay.bench.core import Problem, Row, Timed, as_json, best, interleaved, quartiles, sentences
 from parlay.bench.gang import Clocked, Gang, Place, Worker, shares
+from parlay.bench.workers import samples_per_step
 from parlay.errors import InputError
+from parlay.recipe import Recipe
+from parlay.run import set_up
 from runs import answer, parlay
 
 Capsys = pytest.CaptureFixture[str]
@@ -42,7 +46,8 @@ def quiet(_: str) -> None:
 
 
 def row(system: str, ms: float, note: str = "", **keys: Any) -> Row:
-    return Row(system, 2, "resnet8", 16, ms, ms, ms, 100 / ms, 100 / ms, 100 / ms, note, **keys)
+    ratio = keys.get("samples", 16) / 16 * 100 / ms
+    return Row(system, 2, "resnet8", 16, ms, ms, ms, ratio, ratio, ratio, note, **keys)
 
 
 def test_every_round_times_every_system_once_and_begins_with_another_one() -> None:
@@ -62,9 +67,58 @@ def test_a_slow_moment_of_the_machine_falls_out_of_the_ratio() -> None:
     assert (rows[1].step_ms_low, rows[1].step_ms_high) == (1000, 1500)
 
 
+def test_a_system_that_trains_on_half_of_the_batch_is_compared_by_the_same_work() -> None:
+    log: list[str] = []
+    serial, ours = Scripted("serial", [9, 2, 2], log), Scripted("layer-parallel", [9, 0.5, 0.5], log)
+    ours.samples = 8.0
+    rows = interleaved([serial, ours], PROBLEM, 2, 1, quiet)
+    told = [row.json() for row in rows]
+    assert [(one["speedup"], one["speedup_per_step"]) for one in told] == [(1, 1), (2, 4)]
+    assert [(one["samples_per_step"], one["sample_us"]) for one in told] == [(16, 125_000), (8, 62_500)]
+    assert [one["step_ms"] for one in told] == [2000, 500]
+    assert "each stage trains on 8 of 16 samples in a step (layer-parallel)" in sentences(rows)[0]
+
+
+def test_data_parallel_training_is_held_against_as_many_samples() -> None:
+    halved = row("layer-parallel", 60, seconds=(0.06,), samples=8)  # 120 ms a batch
+    told = sentences([row("serial", 100, seconds=(0.1,)), halved, row("data-parallel", 80, seconds=(0.08,))])
+    assert "slower than serial training (0.83 times its speed)" in told[1]
+    assert "data-parallel is 1.50 times as fast" in told[2]
+
+
+def test_the_table_names_its_baseline_and_gives_time_per_sample() -> None:
+    rows = [row("serial", 100, "one core"), row("layer-parallel", 50, samples=8)]
+    assert table.title(rows).startswith(
+        "resnet8, batch 16: speed-up over serial (one core), by time per sample trained"
+    )
+    shown = [dict(zip(table.columns(rows), table.cells(one, True), strict=True)) for one in rows]
+    assert [one["µs a sample"] for one in shown] == ["6250", "6250"]
+    assert [one["samples a step"] for one in shown] == ["16", "8"]
+    whole = rows[:1]
+    assert len(table.columns(whole)) == len(table.cells(rows[0])) == len(table.columns(rows)) - 2
+    assert "speed-up per step" not in table.columns(whole)
+
+
+@pytest.mark.parametrize(("method", "samples"), [("al", 16), ("penalty", 8), ("replay", 16)])
+def test_a_stage_of_the_red_black_order_trains_on_half_of_a_step(method: str, samples: float) -> None:
+    recipe = Recipe(model="resnet8", stages=2, batch_size=16, method=method, device="cpu")
+    assert samples_per_step(recipe) == samples
+    coupling = set_up(recipe).coupling
+    if coupling is not None:
+        ids = torch.arange(32)
+        turns = [coupling.turn(ids, epoch, stage) for epoch in range(2) for stage in range(2)]
+        assert all(len(ids if turn is None else turn) == 2 * samples for turn in turns)
+
+
+def test_the_joint_order_trains_on_all_of_them() -> None:
+    assert samples_per_step(Recipe(method="penalty", order="joint", batch_size=16)) == 16
+
+
 def test_without_a_serial_row_there_is_no_ratio() -> None:
     rows = interleaved([Scripted("layer-parallel", [1, 1], [])], PROBLEM, 1, 1, quiet)
     assert rows[0].speedup is None
+    assert rows[0].json()["speedup_per_step"] is None
+    assert table.title(rows) == "resnet8, batch 16: no serial training was timed"
 
 
 @pytest.mark.parametrize(("rounds", "steps"), [(0, 1), (1, 0)])
@@ -94,6 +148,8 @@ def test_the_json_has_every_key_of_the_contract() -> None:
     told = as_json([row("serial", 100)], {"torch": "2"}, "parlay bench")
     assert set(told) >= {"rows", "environment", "command"}
     assert set(told["rows"][0]) >= {"system", "stages", "step_ms", "speedup"}
+    assert set(told["rows"][0]) >= {"samples_per_step", "sample_us", "speedup_per_step"}
+    assert as_json([row("serial", 100), row("layer-parallel", 50)], {}, "")["baseline"] == "serial"
 
 
 def test_quartiles_of_one_value_are_that_value() -> None:
@@ -160,12 +216,25 @@ def test_a_benchmark_on_cores_times_every_system_and_needs_no_data(tmp_path: Pat
     assert set(rows) == SYSTEMS
     assert all(r["step_ms"] > 0 and r["speedup"] > 0 and r["model"] == "resnet8" for r in rows.values())
     assert rows["serial"]["speedup"] == 1
+    assert told["baseline"] == "serial"
+    assert {name: r["samples_per_step"] for name, r in rows.items() if r["samples_per_step"] != 16} == {}
     assert rows["data-parallel"]["stages"] == 2
     assert set(rows["pipeline-1f1b"]["tried_step_ms"]) == {"M = 2", "M = 4", "M = 8"}
     assert len(rows["layer-parallel"]["wait_share"]) == 2
     assert 0 <= rows["layer-parallel"]["wait_share_beyond_imbalance"] <= 1
     assert told["command"].startswith("parlay bench --model resnet8")
     assert told["environment"]["torch"]
+
+
+def test_on_cores_only_the_methods_own_systems_train_on_half_of_the_batch() -> None:
+    keys: dict[str, Any] = {"model": "resnet8", "dataset": "digits", "batch_size": 16, "stages": 2, "partition": "2"}
+    recipe = cpu.resolved(Recipe(**keys, method="penalty"))
+    systems = cpu.systems(recipe, "2", quiet)
+    for system in systems:
+        system.close()
+    halved = {"layer-parallel", "layer-parallel-ds", "stages-alone"}
+    assert {system.system for system in systems if system.samples == 8} == halved
+    assert all(system.samples in (None, 16) for system in systems if system.system not in halved)
 
 
 @pytest.mark.parametrize(

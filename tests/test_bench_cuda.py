@@ -24,6 +24,7 @@ def test_every_system_steps_and_tells_what_it_holds(device: str, method: str) ->
     assert rows[0].extra["auxiliary_mib_of_data_set"] == 0
     assert rows[1].extra["auxiliary_mib_of_data_set"] > 0
     assert rows[1].extra["cuts"] != []
+    assert [row.samples_per_step for row in rows] == [8, 4 if method == "penalty" else 8]
     for system in (serial, layers):
         system.close()
 

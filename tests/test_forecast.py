@@ -42,3 +42,8 @@ def test_serial_epochs_take_as_long_as_ever_and_parallel_ones_their_share() -> N
     assert forecast.hybrid_speedup(3.0, "SSSS") == 1
     assert forecast.hybrid_speedup(3.0, "PPPP") == pytest.approx(3)
     assert forecast.hybrid_speedup(2.0, "SPPS") == pytest.approx(4 / 3)
+
+
+def test_epochs_that_train_on_half_of_the_samples_count_as_half() -> None:
+    assert forecast.hybrid_speedup(4.0, "PPPP", 0.5) == pytest.approx(2)
+    assert forecast.hybrid_speedup(4.0, "SPPS", 0.5) == pytest.approx(3 / 2.5)

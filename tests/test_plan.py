@@ -88,6 +88,24 @@ def test_the_speed_up_is_bounded_by_the_slowest_stage_and_by_the_serial_epochs(m
     assert told["speedup"] == pytest.approx(10 / (7 / 2 + 3))
 
 
+def test_the_speed_up_of_the_red_black_order_is_of_the_same_work(monkeypatch: Patch, capsys: Capsys) -> None:
+    monkeypatch.setattr("parlay.plan.block_costs", lambda _, example: [len(example) / 1000] * 3)
+    told = plan(small(epochs=10, schedule="alternate:4:1", method="penalty"))
+    assert (told["serial_ms"], told["stage_ms"], told["samples_per_step"]) == (24, [4, 4, 4], 4)
+    assert told["speedup_per_step"] == 6  # more than three stages can be worth: of half of the work
+    assert told["speedup_parallel_epoch"] == 3
+    assert told["sample_us"] == 1000
+    assert told["speedup"] == pytest.approx((3 + 7 / 2) / (3 + 7 / 6))
+    whole = plan(small(method="penalty", order="joint"))
+    assert whole["speedup_per_step"] == whole["speedup_parallel_epoch"] == 3
+    assert [2 * count for count in told["exchange_bytes"]] == whole["exchange_bytes"]
+    words = ["--model", "resnet8", "--batch-size", 8, "--device", "cpu", "--method", "penalty"]
+    assert parlay("plan", *words, "--schedule", "parallel") == 0
+    said = capsys.readouterr().out
+    assert "by time per sample trained" in said
+    assert "each stage trains on 4 of 8 samples in a step: the speed-up per step, 6.00, is of less work" in said
+
+
 def test_a_plan_that_does_not_fit_says_what_would(monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setattr("parlay.stores.placement.free_space", lambda *_: stores.Free(10_000, 20_000, 30_000))
     told = plan(small())

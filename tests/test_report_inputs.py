@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from parlay import timeline
 from parlay.errors import InputError
 from parlay.report import report
+from parlay.report.bench import Bench
 from parlay.report.inputs import sort_out
 from test_report import MARKUP, SERIAL, make
 from test_timeline import two_ranks
@@ -135,6 +136,34 @@ def test_a_bench_is_shown_with_its_quartiles_and_what_it_says(
     for text in ("1.80 [1.70, 1.90]", "110 [109, 111]", "1.0%, 2.0%", "Take data-parallel training here.", "5 rounds"):
         assert text in page
     assert "layer-parallel" in capsys.readouterr().out
+
+
+def test_a_bench_says_which_speed_ups_are_of_less_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    half = timing("layer-parallel", 50.0, 2.0, samples_per_step=32.0, sample_us=1562.5, speedup_per_step=4.0)
+    serial = timing("serial", 200.0, 1.0, note="one core")
+    page = page_of([bench(tmp_path / "b.json", rows=[serial, half], baseline="serial")], tmp_path)
+    assert "over serial (one core)" in page
+    for text in ("speed-up per step", "samples a step", "µs a sample"):
+        assert text in page
+    assert "4.00" in capsys.readouterr().out
+    assert "speed-up per step" not in page_of([bench(tmp_path / "b.json")], tmp_path)
+    rows = Bench.read(json.loads(bench(tmp_path / "b.json").read_text())).rows
+    assert [row.samples for row in rows] == [64, 64]  # a file from before they were told
+
+
+@pytest.mark.parametrize("samples", [0, -1, float("nan"), "many"])
+def test_a_bench_with_impossible_samples_is_refused(samples: object, tmp_path: Path) -> None:
+    rows = [timing("serial", 200.0, 1.0, samples_per_step=samples)]
+    with pytest.raises(InputError, match=r"b\.json"):
+        sort_out([bench(tmp_path / "b.json", rows=rows)])
+
+
+def test_the_timeline_of_a_plan_is_of_whole_batches(tmp_path: Path) -> None:
+    path = plan(tmp_path / "p.json", samples_per_step=64.0, stage_ms=[1.5, 2.0, 2.5])
+    assert sort_out([path]).forecasts[0].times.parallel_step == pytest.approx(5)
+    page = page_of([path], tmp_path)
+    assert "layer-parallel: 2.40 times as fast as serial" in page
+    assert "bars are of the 2 steps in which a stage trains on a whole batch" in page
 
 
 def test_what_is_measured_and_what_is_simulated_says_so(tmp_path: Path) -> None:

@@ -1,129 +1,161 @@
-"""Make README.md from the recorded JSON files beside this one.
+"""Tables, figures and the picture of this page, from the JSON files beside this one.
 
-python results/cpu-bench/page.py
+python results/cpu-bench/page.py      draw speed.png; `python results/pages.py` writes the tables into README.md
 """
 
+import hashlib
 import json
 import statistics
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 HERE = Path(__file__).parent
-WANTED = {"resnet20": 1.6, "resnet56": 1.8}
+PROBLEMS = [f"{model}-b{batch}" for model in ("resnet20", "resnet56") for batch in (64, 128)]
+SYSTEMS = {
+    "serial": "serial, one core",
+    "serial-all-threads": "serial, two threads",
+    "layer-parallel": "layer-parallel (`al`)",
+    "layer-parallel-ds": "layer-parallel (`al`), r = 2",
+    "replay": "`replay`",
+    "delayed": "`delayed`",
+    "stages-alone": "stages alone",
+    "pipeline-1f1b": "pipeline, 1F1B",
+    "pipeline-gpipe": "pipeline, GPipe",
+    "data-parallel": "data-parallel (DDP)",
+}
+TIMED = ("serial", "layer-parallel", "replay", "pipeline-1f1b", "data-parallel")
+COLOURS = {"layer": "#4c6ef5", "pipeline": "#e8590c", "data-parallel": "#2b8a3e", "re": "#862e9c", "de": "#862e9c"}
+Row = dict[str, Any]
 
 
-def main() -> None:
-    found = [json.loads(path.read_text()) for path in sorted(HERE.glob("resnet*-b*[0-9].json"), key=_order)]
-    plans = {path.stem.removesuffix("-plan"): json.loads(path.read_text()) for path in HERE.glob("*-plan.json")}
-    parts = {
-        "environment": environment(found),
-        "speeds": speeds(found),
-        "times": times(found),
-        "checks": checks(found),
-        "forecasts": forecasts(found, plans),
-        "said": said(found),
-        "commands": "\n".join(f"    {bench['command']}" for bench in found),
+@cache
+def benches() -> dict[str, dict[str, Any]]:
+    return {name: json.loads((HERE / f"{name}.json").read_text()) for name in PROBLEMS}
+
+
+@cache
+def rows(problem: str) -> dict[str, Row]:
+    return {row["system"]: row for row in benches()[problem]["rows"]}
+
+
+def tables() -> dict[str, str]:
+    return {
+        "speed": table(lambda row: f"{row['speedup']:.2f} [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"),
+        "time": table(lambda row: f"{sample_us(row):,.0f} ({row['step_ms']:.0f})", TIMED),
+        "exchange": exchange(),
+        "command": f"```\n{benches()[PROBLEMS[0]]['command']}\n```",
+        "made": made(),
     }
-    text = (HERE / "text.md").read_text()
-    for key, value in parts.items():
-        text = text.replace(f"{{{key}}}", value)
-    (HERE / "README.md").write_text(text)
 
 
-def environment(found: list[dict[str, Any]]) -> str:
-    about = found[0]["environment"]
-    rounds = ", ".join(f"{bench['rounds']} rounds of {bench['steps']} steps" for bench in found)
+def figures() -> dict[str, float]:
+    """`PROBLEM-SYSTEM` is a speed-up over serial training on one core; `pipeline` is the best of the schedules."""
+    found: dict[str, float] = {}
+    for problem in PROBLEMS:
+        systems = {**rows(problem), "pipeline": best_pipeline(problem)}
+        for system, row in systems.items():
+            found[f"{problem}-{system}"] = row["speedup"]
+            found[f"{problem}-{system}-low"], found[f"{problem}-{system}-high"] = (
+                row["speedup_low"],
+                row["speedup_high"],
+            )
+            found[f"{problem}-{system}-ms"], found[f"{problem}-{system}-us"] = row["step_ms"], sample_us(row)
+        ours = rows(problem)["layer-parallel"]
+        for other in ("stages-alone", "pipeline", "data-parallel"):
+            found[f"{problem}-over-{other}"] = over(systems[other], ours)
+        found[f"{problem}-forecast"] = forecast(problem)
+        found[f"{problem}-forecast-error"] = 100 * (forecast(problem) / ours["speedup"] - 1)
+    for system in (*SYSTEMS, "pipeline"):
+        every = [found[f"{problem}-{system}"] for problem in PROBLEMS]
+        found[f"{system}-least"], found[f"{system}-most"] = min(every), max(every)
+    found["forecast-error-most"] = max(abs(found[f"{problem}-forecast-error"]) for problem in PROBLEMS)
+    return found
+
+
+def table(cell: Any, systems: Sequence[str] = tuple(SYSTEMS)) -> str:
+    lines = ["| | " + " | ".join(map(title, PROBLEMS)) + " |", "|---" + "|--:" * len(PROBLEMS) + "|"]
+    for system in systems:
+        lines.append(f"| {SYSTEMS[system]} | " + " | ".join(cell(rows(problem)[system]) for problem in PROBLEMS) + " |")
+    return "\n".join(lines)
+
+
+def exchange() -> str:
+    """Layer-parallel training against its bound, the best pipeline and DDP, and what is forecast of it."""
+    columns = ("", "stages alone", "best pipeline", "data-parallel", "stages wait", "speed-up, forecast")
+    lines = ["| " + " | ".join(columns) + " |", "|---" + "|--:" * (len(columns) - 1) + "|"]
+    for problem in PROBLEMS:
+        ours = rows(problem)["layer-parallel"]
+        others = (rows(problem)["stages-alone"], best_pipeline(problem), rows(problem)["data-parallel"])
+        ratios = [f"{over(other, ours):.2f}" for other in others]
+        waits = ", ".join(f"{100 * share:.1f} %" for share in ours["wait_share"])
+        lines.append("| " + " | ".join([title(problem), *ratios, waits, f"{forecast(problem):.2f}"]) + " |")
+    return "\n".join(lines)
+
+
+def made() -> str:
+    about = benches()[PROBLEMS[0]]["environment"]
+    counts = sorted({(bench["rounds"], bench["steps"]) for bench in benches().values()})
+    rounds = " or ".join(f"{number} rounds of {steps} steps" for number, steps in counts)
     return (
-        f"{about['processor']}, {about['cores']} cores ({about['platform']}), torch {about['torch']}, "
-        f"Python {about['python']}, Parlay {about['parlay']}. By column: {rounds}."
+        f"{about['processor']}, {about['cores']} cores ({about['platform']}); torch {about['torch']}, "
+        f"Python {about['python']}. {rounds[0].upper()}{rounds[1:]}."
     )
 
 
-def speeds(found: list[dict[str, Any]]) -> str:
-    def cell(row: dict[str, Any]) -> str:
-        note = f", {row['note']}" if row["system"].startswith("pipeline") else ""
-        return f"{row['speedup']:.2f} [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]{note}"
-
-    return table(found, cell)
+def sample_us(row: Row) -> float:
+    """Microseconds per sample trained: every system here trains on the whole batch in a step."""
+    return float(1000 * row["step_ms"] / row.get("samples_per_step", row["batch_size"]))
 
 
-def times(found: list[dict[str, Any]]) -> str:
-    def cell(row: dict[str, Any]) -> str:
-        return f"{row['step_ms']:.0f} [{row['step_ms_low']:.0f}, {row['step_ms_high']:.0f}]"
-
-    return table(found, cell)
+def best_pipeline(problem: str) -> Row:
+    found = [row for system, row in rows(problem).items() if system.startswith("pipeline")]
+    return min(found, key=lambda row: row["step_ms"])
 
 
-def table(found: list[dict[str, Any]], cell: Any) -> str:
-    names = list(dict.fromkeys(row["system"] for bench in found for row in bench["rows"]))
-    lines = ["| | " + " | ".join(map(title, found)) + " |", "|---" * (len(found) + 1) + "|"]
-    for name in names:
-        rows = [next((row for row in bench["rows"] if row["system"] == name), None) for bench in found]
-        lines.append(f"| {name} | " + " | ".join(cell(row) if row else "–" for row in rows) + " |")
-    return "\n".join(lines)
-
-
-def checks(found: list[dict[str, Any]]) -> str:
-    """What the method promises, number by number."""
-    columns = ("", "speed-up", "wanted", "to stages-alone", "to the best pipeline", "to data-parallel", "stages wait")
-    lines = ["| " + " | ".join((*columns, "beyond imbalance")) + " |", "|---" * (len(columns) + 1) + "|"]
-    for bench in found:
-        rows = {row["system"]: row for row in bench["rows"]}
-        ours = rows["layer-parallel"]
-        pipelines = [row for name, row in rows.items() if name.startswith("pipeline")]
-        fastest = min(pipelines, key=lambda row: row["step_ms"])
-        waits = ", ".join(f"{share:.1%}" for share in ours["wait_share"])
-        cells = [
-            title(bench),
-            f"{ours['speedup']:.2f}",
-            f"{WANTED[ours['model']]}",
-            *(f"{ratio(other, ours):.2f}" for other in (rows["stages-alone"], fastest, rows["data-parallel"])),
-            waits,
-            f"{ours['wait_share_beyond_imbalance']:.1%}",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def ratio(other: dict[str, Any], ours: dict[str, Any]) -> float:
-    """How many times as fast we are, round by round."""
+def over(other: Row, ours: Row) -> float:
+    """How many times as fast layer-parallel training is, round by round."""
     return statistics.median(a / b for a, b in zip(other["round_ms"], ours["round_ms"], strict=True))
 
 
-def forecasts(found: list[dict[str, Any]], plans: dict[str, Any]) -> str:
-    lines = [
-        "| | forecast, plan by plan | bench | difference of the median |",
-        "|---|---|---|---|",
-    ]
-    for bench in found:
-        told = plans.get(name(bench))
-        if told is None:
-            continue
-        ours = next(row for row in bench["rows"] if row["system"] == "layer-parallel")
-        values = [one["speedup_parallel_epoch"] for one in told]
-        middle = statistics.median(values)
-        each = ", ".join(f"{value:.2f}" for value in values)
-        lines.append(f"| {title(bench)} | {each} | {ours['speedup']:.2f} | {middle / ours['speedup'] - 1:+.1%} |")
-    return "\n".join(lines)
+def forecast(problem: str) -> float:
+    """The median of three forecasts of `parlay plan --engine distributed`."""
+    told = json.loads((HERE / f"{problem}-plan.json").read_text())
+    return statistics.median(one["speedup_parallel_epoch"] for one in told)
 
 
-def said(found: list[dict[str, Any]]) -> str:
-    sentences = [sentence for bench in found for sentence in bench["says"]]
-    return "\n".join(f"- {sentence}" for sentence in sentences) or "- Nothing here is faster than layer-parallel."
+def title(problem: str) -> str:
+    model, _, batch = problem.partition("-b")
+    return f"ResNet-{model.removeprefix('resnet')}, batch {batch}"
 
 
-def name(bench: dict[str, Any]) -> str:
-    return f"{bench['rows'][0]['model']}-b{bench['rows'][0]['batch_size']}"
+def digest() -> str:
+    """Of what the picture shows; it stands in the file, so that one of older records is found."""
+    return hashlib.sha256(tables()["speed"].encode()).hexdigest()
 
 
-def title(bench: dict[str, Any]) -> str:
-    return f"{bench['rows'][0]['model']}, batch {bench['rows'][0]['batch_size']}"
-
-
-def _order(path: Path) -> tuple[str, int]:
-    model, _, batch = path.stem.rpartition("-b")
-    return model, int(batch)
+def draw() -> Figure:
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, batch in zip(panels, ("64", "128"), strict=True):
+        for n, system in enumerate(SYSTEMS):
+            colour = next((code for start, code in COLOURS.items() if system.startswith(start)), "#495057")
+            for model, marker, shift in (("resnet20", "o", -0.14), ("resnet56", "s", 0.14)):
+                row = rows(f"{model}-b{batch}")[system]
+                axes.plot([row["speedup_low"], row["speedup_high"]], [n + shift] * 2, color=colour, linewidth=1.5)
+                label = f"ResNet-{model.removeprefix('resnet')}" if n == 0 and batch == "64" else None
+                axes.plot(row["speedup"], n + shift, marker, color=colour, markersize=5, label=label)
+        axes.set_yticks(range(len(SYSTEMS)), [name.replace("`", "") for name in SYSTEMS.values()])
+        axes.set_ylim(len(SYSTEMS) - 0.5, -0.5)
+        axes.set(title=f"batch {batch}", xlim=(0.9, 2.1), xlabel="times serial training on one core")
+        axes.axvline(1, color="0.6", linewidth=0.8)
+        axes.grid(axis="x", linewidth=0.4)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    draw().savefig(HERE / "speed.png", dpi=110, metadata={"Description": digest()})

@@ -2,6 +2,7 @@
 
     python results/gpu-bench/record.py --data-dir data [--only resnet110-b128 ...] [--seconds 3600] [--out FOLDER]
 
+The file of a bench is named after its problem and the commit, as in `resnet110-b128-d9fc585.json`.
 Wants a GPU to itself. Most of the time goes to the compiler, which keeps what it has made: the second time is quicker.
 """
 
@@ -18,9 +19,11 @@ from pathlib import Path
 from parlay import records
 
 HERE = Path(__file__).parent
+DEEP = "--dataset cifar10 --model resnet110 --batch-size 128 --rounds 7 --steps 40"
 BENCHES = {
     # name: flags, the most telling first
-    "resnet110-b128": "--dataset cifar10 --model resnet110 --batch-size 128 --rounds 7 --steps 40",
+    "resnet110-b128": DEEP,
+    "resnet110-b128-penalty": f"{DEEP} --method penalty",
     "resnet110-b64": "--dataset cifar10 --model resnet110 --batch-size 64 --rounds 7 --steps 40",
     "wrn-40-10-b128": "--dataset cifar100 --model wrn-40-10 --batch-size 128 --rounds 5 --steps 10",
     "resnet56-b128": "--dataset cifar10 --model resnet56 --batch-size 128 --rounds 5 --steps 40",
@@ -52,7 +55,8 @@ def main() -> None:
 
 
 def bench(name: str, out: Path) -> None:
-    file = out / f"{name}.json"
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    file = out / f"{name}-{commit or 'unknown'}.json"
     parlay(f"bench --device cuda {BENCHES[name]} --store-dtype bfloat16 --out {file}", out / f"{name}.log")
     for row in json.loads(file.read_text())["rows"] if file.exists() else []:
         print(f"{name:<16} {row['system']:<22} K = {row['stages']}  {row['step_ms']:7.2f} ms  {row['speedup']:.2f}")

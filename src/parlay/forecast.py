@@ -111,10 +111,14 @@ def message_ms(crossing: Sequence[int], bytes_per_second: float) -> list[float]:
     return [1000 * (a + b) / bytes_per_second for a, b in pairwise([0, *crossing, 0])]
 
 
-def hybrid_speedup(ratio: float, phases: str) -> float:
-    """ρ_H, eq. (11), for K devices: serial epochs take as long as ever, parallel ones 1/ρ_K of that."""
+def hybrid_speedup(ratio: float, phases: str, share: float = 1.0) -> float:
+    """ρ_H, eq. (11), for K devices: serial epochs take as long as ever, parallel ones 1/ρ_K of that.
+
+    `share`: of the samples of a parallel epoch, the part that a stage trains on. What is left out is no work done.
+    """
     parallel = phases.count(PARALLEL)
-    return len(phases) / (parallel / ratio + len(phases) - parallel)
+    serial = len(phases) - parallel
+    return (share * parallel + serial) / (parallel / ratio + serial)
 
 
 def stream_bytes(setup: Setup) -> int:

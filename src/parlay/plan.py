@@ -1,7 +1,12 @@
-"""What a run would take, before anything runs: cuts, memory, where it fits, and the speed-up to expect."""
+"""What a run would take, before anything runs: cuts, memory, where it fits, and the speed-up to expect.
+
+Speed-ups are by time per sample trained. In the red-black order a stage trains on half of the samples of a step, and
+the ratio of step times, `speedup_per_step`, is of half of the work.
+"""
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,7 +37,7 @@ def plan(recipe: Recipe) -> dict[str, Any]:
     phases = Schedule.parse(recipe.schedule).phases(recipe.epochs)
     needed = auxiliary_bytes(setup) if PARALLEL in phases else 0  # refuses what the method cannot do, before timing
     times = _measured(setup) if beside else _projected(setup)
-    ratio = times["speedup_parallel_epoch"]
+    per_step, share = times["serial_ms"] / times["step_ms"], _share(setup)
     return {
         "model": recipe.model,
         "dataset": recipe.dataset,
@@ -46,8 +51,12 @@ def plan(recipe: Recipe) -> dict[str, Any]:
         "device": str(spread(recipe.device, 1)[0]),
         "batch_size": recipe.batch_size,
         **times,
+        "samples_per_step": recipe.batch_size * share,
+        "sample_us": 1000 * times["step_ms"] / (recipe.batch_size * share),
+        "speedup_per_step": per_step,
+        "speedup_parallel_epoch": per_step * share,
         "phases": phases,
-        "speedup": forecast.hybrid_speedup(ratio, phases),
+        "speedup": forecast.hybrid_speedup(per_step, phases, share),
     }
 
 
@@ -69,42 +78,49 @@ def _side_by_side(recipe: Recipe) -> bool:
     return recipe.engine == "distributed" and recipe.method != "serial" and spread(recipe.device, 1)[0].type == "cpu"
 
 
+def _share(setup: Setup) -> float:
+    """Of the samples of a step, the part that each stage trains on."""
+    return setup.coupling.share if setup.coupling is not None else 1.0
+
+
+def _exchanged(setup: Setup) -> list[int]:
+    return [math.ceil(_share(setup) * count) for count in forecast.exchanged(setup)]
+
+
 def _projected(setup: Setup) -> dict[str, Any]:
     """From the stages, measured one after the other: no communication, no devices that slow each other down."""
-    alone_ms = [1000 * seconds for seconds in _stage_seconds(setup)]
-    method = setup.method
+    size, method = setup.recipe.batch_size, setup.method
+    alone_ms = serial = [1000 * seconds for seconds in _stage_seconds(setup, size)]
+    if _share(setup) < 1:
+        alone_ms = [1000 * seconds for seconds in _stage_seconds(setup, math.ceil(size * _share(setup)))]
     work = [method.work(k, len(alone_ms)) if isinstance(method, Streaming) else 1.0 for k in range(len(alone_ms))]
-    stage_ms = [ms * share for ms, share in zip(alone_ms, work, strict=True)]
-    serial_ms = sum(alone_ms)
+    stage_ms = [ms * more for ms, more in zip(alone_ms, work, strict=True)]
     return {
         "measured": "one by one",
-        "serial_ms": serial_ms,
+        "serial_ms": sum(serial),
         "stage_ms": stage_ms,
-        "exchange_bytes": forecast.exchanged(setup),
+        "exchange_bytes": _exchanged(setup),
         "step_ms": max(stage_ms),
-        "speedup_parallel_epoch": serial_ms / max(stage_ms),
     }
 
 
 def _measured(setup: Setup) -> dict[str, Any]:
     """From the stages side by side, a core each, and the speed of a link between two processes."""
-    found, crossing = forecast.measure(setup), forecast.exchanged(setup)
-    step_ms = forecast.step_ms(found, crossing)
+    found, crossing = forecast.measure(setup), _exchanged(setup)
     return {
         "measured": "side by side",
         "serial_ms": found.serial_ms,
         "stage_ms": found.stage_ms,
         "exchange_bytes": crossing,
         "link_gib_per_second": found.bytes_per_second / GIB,
-        "step_ms": step_ms,
-        "speedup_parallel_epoch": found.serial_ms / step_ms,
+        "step_ms": forecast.step_ms(found, crossing),
     }
 
 
-def _stage_seconds(setup: Setup) -> list[float]:
-    """Measured forward and backward of every stage alone, at the recipe's batch size."""
+def _stage_seconds(setup: Setup, samples: int) -> list[float]:
+    """Measured forward and backward of every stage alone, with so many samples."""
     device = spread(setup.recipe.device, 1)[0]
-    example = torch.randn(setup.recipe.batch_size, *setup.facts.shape, device=device)
+    example = torch.randn(samples, *setup.facts.shape, device=device)
     with mixed_precision(setup.recipe.precision, device):
         example = example.contiguous(memory_format=torch.channels_last)
         return block_costs(nn.Sequential(*setup.partition.stages), example)

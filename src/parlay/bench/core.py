@@ -4,6 +4,9 @@ In: anything that is a `Timed`. Out: `Row`s, one JSON object, a table and plain 
 
 Machines have slow moments, and a ratio of two times that were taken minutes apart measures those too. So every round
 times every system once, a ratio is taken inside its round, and the median over the rounds is told with its quartiles.
+
+A speed-up is one of the same work: serial training's time per sample trained over that of the system. In the red-black
+order a stage trains on half of the samples of a step, so that its ratio of step times is twice as large.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ class Timed(ABC):
     """What a reader must know of this system, in a few words: `M = 4`, `2 threads`."""
     baseline: bool = False
     """Is it one of those of which the fastest is what all are held against? The system `serial` always is."""
+    samples: float | None = None
+    """Samples of a step that each block is trained on, read after the last round; None: the whole batch."""
 
     @abstractmethod
     def time(self, steps: int) -> float:
@@ -68,17 +73,39 @@ class Row:
     step_ms_low: float
     step_ms_high: float
     speedup: float | None
-    """Over the fastest baseline, which is the row `serial` where there is only one; None where there is none."""
+    """By time per sample trained, over the fastest baseline: the row `serial` where there is only one, None without."""
     speedup_low: float | None
     speedup_high: float | None
     note: str = ""
     seconds: tuple[float, ...] = ()
     """Of a step, round by round."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    samples: float | None = None
+    """Samples of a step that each block is trained on; None: the whole batch."""
+
+    @property
+    def samples_per_step(self) -> float:
+        return self.batch_size if self.samples is None else self.samples
+
+    @property
+    def share(self) -> float:
+        """Of the batch, the part that each block is trained on."""
+        return self.samples_per_step / self.batch_size
+
+    @property
+    def sample_us(self) -> float:
+        """Microseconds per sample trained."""
+        return 1000 * self.step_ms / self.samples_per_step
+
+    def per_step(self, speedup: float | None) -> float | None:
+        """The same speed-up as a ratio of step times. It is of less work where the share is below 1."""
+        return None if speedup is None else speedup / self.share
 
     def json(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in _NAMES}
-        return {**own, "round_ms": [1000 * value for value in self.seconds], **self.extra}
+        work = {"samples_per_step": self.samples_per_step, "sample_us": self.sample_us}
+        ratio = {"speedup_per_step": self.per_step(self.speedup)}
+        return {**own, **work, **ratio, "round_ms": [1000 * value for value in self.seconds], **self.extra}
 
 
 _NAMES = (
@@ -109,6 +136,11 @@ def interleaved(systems: Sequence[Timed], problem: Problem, rounds: int, steps: 
     return [_row(system, problem, times, base) for system, times in zip(systems, seconds, strict=True)]
 
 
+def baseline(rows: Sequence[Row]) -> Row | None:
+    """The row that all speed-ups are over: its own is 1 in every round."""
+    return next((row for row in rows if row.speedup_low == row.speedup == row.speedup_high == 1), None)
+
+
 def best(rows: Sequence[Row]) -> list[Row]:
     """Of several rows of one system and problem (a pipeline at several M) the fastest, which names the others."""
     found: list[Row] = []
@@ -124,8 +156,11 @@ def best(rows: Sequence[Row]) -> list[Row]:
 
 def as_json(rows: Sequence[Row], environment: Mapping[str, Any], command: str, **more: Any) -> dict[str, Any]:
     """The object of `parlay bench --json`."""
+    base = baseline(rows)
     return {
         "rows": [row.json() for row in rows],
+        "baseline": base.system if base is not None else None,
+        "speedup_of": "time per sample trained",
         "says": sentences(rows),
         **more,
         "environment": dict(environment),
@@ -134,12 +169,19 @@ def as_json(rows: Sequence[Row], environment: Mapping[str, Any], command: str, *
 
 
 def sentences(rows: Sequence[Row]) -> list[str]:
-    """What the numbers say against layer-parallel training, plainly, and whether they say nothing against it."""
+    """What the numbers say against layer-parallel training, plainly, and which of them are of less work per step."""
     told = []
     for problem in dict.fromkeys((row.model, row.batch_size) for row in rows):
         here = [row for row in rows if (row.model, row.batch_size) == problem]
         ours = [row for row in here if row.system == LAYER_PARALLEL]
         where = f"{problem[0]}, batch {problem[1]}"
+        less = [row for row in here if row.share < 1]
+        if less:
+            names = ", ".join(dict.fromkeys(row.system for row in less))
+            told.append(
+                f"{where}: each stage trains on {less[0].samples_per_step:g} of {problem[1]} samples in a step "
+                f"({names}). Speed-ups are by time per sample trained."
+            )
         told += [sentence for row in ours for sentence in _against(row, here, where)]
     return told
 
@@ -169,15 +211,17 @@ def _is_baseline(row: Row) -> bool:
 
 
 def _ratio(other: Row, ours: Row) -> float:
-    """How many times as fast as the other we are: round by round where both have them."""
+    """How many times as fast as the other we are, per sample trained: round by round where both have them."""
+    work = ours.share / other.share
     if len(other.seconds) == len(ours.seconds) and ours.seconds:
-        return statistics.median(a / b for a, b in zip(other.seconds, ours.seconds, strict=True))
-    return other.step_ms / ours.step_ms
+        return work * statistics.median(a / b for a, b in zip(other.seconds, ours.seconds, strict=True))
+    return work * other.step_ms / ours.step_ms
 
 
 def _row(system: Timed, problem: Problem, times: Sequence[float], base: Sequence[float] | None) -> Row:
     low, middle, high = quartiles(times)
-    ratios = [b / t for b, t in zip(base, times, strict=True)] if base is not None else []
+    share = 1.0 if system.samples is None else system.samples / problem.batch_size
+    ratios = [share * b / t for b, t in zip(base, times, strict=True)] if base is not None else []
     slow, usual, fast = quartiles(ratios) if ratios else (None, None, None)
     return Row(
         system=system.system,
@@ -193,6 +237,7 @@ def _row(system: Timed, problem: Problem, times: Sequence[float], base: Sequence
         note=system.note,
         seconds=tuple(times),
         extra=system.extra(),
+        samples=system.samples,
     )
 
 

@@ -99,7 +99,8 @@ def _timed(name: str, gang: Gang, recipe: Recipe, all_threads: int) -> list[Time
     r = {LAYER_PARALLEL: recipe.downsample, "layer-parallel-ds": 2}.get(name, 1)
     note = {"stages-alone": "no exchange: the bound", "data-parallel": f"DDP, {k} replicas"}
     note |= {method: f"{what}, cut at {recipe.partition}" for method, what in STREAMS.items()}
-    return [Ganged(name, gang, k, note.get(name, f"r = {r}"))]
+    samples = None if name == "data-parallel" else workers.samples_per_step(recipe)
+    return [Ganged(name, gang, k, note.get(name, f"r = {r}"), samples=samples)]
 
 
 def _options(recipe: Recipe) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ import torch
 
 from parlay import models
 from parlay.bench.core import LAYER_PARALLEL, SERIAL, Say, Timed
-from parlay.bench.workers import BATCHES, Bench
+from parlay.bench.workers import BATCHES, Bench, samples_per_step
 from parlay.coupling import Streaming
 from parlay.engines.compiled import CompiledBlocks
 from parlay.engines.in_process import InProcess
@@ -124,6 +124,8 @@ class Engined(Timed):
             for stage in engine.stages:
                 stage.speed_up(CompiledBlocks(stage.module, whole=True))
         self._engine = engine
+        if self.stages > 1:
+            self.samples = samples_per_step(self.recipe)
         if engine.interfaces:
             engine.refresh((self._bench.batch(step) for step in range(BATCHES)), lambda: False)
         method = self._bench.setup.method

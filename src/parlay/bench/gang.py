@@ -177,8 +177,10 @@ class Gang:
 class Ganged(Timed):
     """A gang, doing its steps in one of its ways."""
 
-    def __init__(self, system: str, gang: Gang, stages: int, note: str = "", option: Any = None) -> None:
-        self.system, self.stages, self.note = system, stages, note
+    def __init__(
+        self, system: str, gang: Gang, stages: int, note: str = "", option: Any = None, samples: float | None = None
+    ) -> None:
+        self.system, self.stages, self.note, self.samples = system, stages, note, samples
         self.gang, self.option = gang, option
 
     def time(self, steps: int) -> float:

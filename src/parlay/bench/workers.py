@@ -26,7 +26,7 @@ from parlay.filters import downsample
 from parlay.interface import Interface
 from parlay.progress import Silent
 from parlay.recipe import Recipe
-from parlay.run import Setup, make_trainer, set_up
+from parlay.run import Setup, make_method, make_trainer, set_up
 from parlay.stage import Stage
 from parlay.stores import DeviceStore
 from parlay.trainer import Trainer
@@ -70,6 +70,12 @@ class Bench:
 
     def stage(self, module: nn.Sequential) -> Stage:
         return Stage(module, self.trainer.optimizer, CPU, None)
+
+
+def samples_per_step(recipe: Recipe) -> float:
+    """That each stage trains on: the batch, or half of it where neighbours take turns."""
+    method = make_method(recipe)
+    return recipe.batch_size * (method.share if isinstance(method, Coupling) else 1.0)
 
 
 def synthetic(setup: Setup) -> Split:

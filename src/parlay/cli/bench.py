@@ -61,5 +61,5 @@ def _bench(given: argparse.Namespace) -> int:
     if given.json:
         print(dumps(found, indent=2))
     else:
-        table.show(rows, Console(highlight=False, width=None if sys.stdout.isatty() else 140))
+        table.show(rows, Console(highlight=False, width=None if sys.stdout.isatty() else 180))
     return FINISHED

@@ -46,7 +46,12 @@ def _plan(given: argparse.Namespace) -> int:
         crossing = sum(forecast["exchange_bytes"]) / (1 << 20)
         how = f"stages measured side by side, {crossing:.1f} MiB a step at {forecast['link_gib_per_second']:.1f} GiB/s"
     print(
-        f"speed-up on {forecast['stages']} devices ({how}): "
+        f"speed-up on {forecast['stages']} devices over serial training on one, by time per sample trained ({how}): "
         f"{forecast['speedup_parallel_epoch']:.2f} in a parallel epoch, {forecast['speedup']:.2f} over the schedule"
     )
+    if forecast["samples_per_step"] < forecast["batch_size"]:
+        print(
+            f"each stage trains on {forecast['samples_per_step']:g} of {forecast['batch_size']} samples in a step: "
+            f"the speed-up per step, {forecast['speedup_per_step']:.2f}, is of less work"
+        )
     return FINISHED

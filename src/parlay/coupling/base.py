@@ -133,6 +133,11 @@ class Coupling(ABC):
             return minimiser if self.state_step == 1 else torch.lerp(state, minimiser, self.state_step)
         return torch.lerp(state, minimiser, 2 * b * self.state_rate)
 
+    @property
+    def share(self) -> float:
+        """Of the samples of a step, the part that each stage trains on: all, unless neighbours take turns (`turn`)."""
+        return 1.0
+
     def turn(self, ids: Tensor, epoch: int, stage: int) -> Tensor | None:  # noqa: ARG002
         """Positions in the batch of the samples that a stage computes in this step; None: all of them."""
         return None

@@ -41,6 +41,10 @@ class Penalty(Coupling):
         if self.order not in ORDERS:
             raise InputError(f"unknown order '{self.order}': write {' or '.join(ORDERS)}")
 
+    @property
+    def share(self) -> float:
+        return 1.0 if self.order == "joint" else 0.5
+
     def turn(self, ids: Tensor, epoch: int, stage: int) -> Tensor | None:
         if self.order == "joint":
             return None

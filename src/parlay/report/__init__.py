@@ -38,7 +38,7 @@ def report(paths: Sequence[Path], output: Path | None) -> int:
     _check(output)
     console.show(found)
     for one in given.benches:
-        console.show_table(f"parlay bench: {one.title}", bench.columns(one))
+        console.show_table(f"parlay bench: {one.title}, speed-up over {one.over}", bench.columns(one))
     for table_of in given.reproductions:
         console.show_table(table_of.title, table_of.named_columns)
     _write(found, given, output, _title(found, given))

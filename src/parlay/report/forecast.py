@@ -26,10 +26,24 @@ class Forecast:
     speedup: float
     phases: str
     times: Times
+    """Of a whole batch: of two steps where a stage trains on half of it in one."""
+    share: float = 1.0
+    """Of the samples of a step, the part that a stage trains on."""
 
     @property
     def title(self) -> str:
         return f"{self.model} cut into {self.times.stages} stages, batch {self.batch_size}, {self.device}"
+
+    @property
+    def speeds(self) -> str:
+        """In words, and what a bar of the timeline is."""
+        told = (
+            f"By time per sample trained {self.speedup_parallel:.2f} in a parallel epoch, "
+            f"{self.speedup:.2f} over the whole schedule"
+        )
+        if self.share == 1:
+            return told
+        return f"{told}; bars are of the {1 / self.share:g} steps in which a stage trains on a whole batch"
 
     @property
     def schedule(self) -> str:
@@ -49,6 +63,8 @@ class Forecast:
             messages = [(a + b) / rate for a, b in pairwise([0, *map(float, content["exchange_bytes"]), 0])]
         if len(messages) not in (0, len(stage_ms)):
             raise ValueError("exchange_bytes")
+        share = _positive("samples_per_step", content.get("samples_per_step", content["batch_size"]))
+        share /= _positive("batch_size", content["batch_size"])
         return cls(
             dataset=str(content["dataset"]),
             model=str(content["model"]),
@@ -59,7 +75,12 @@ class Forecast:
             speedup_parallel=_positive("speedup_parallel_epoch", content["speedup_parallel_epoch"]),
             speedup=_positive("speedup", content["speedup"]),
             phases=str(content["phases"]),
-            times=of_stages(stage_ms, _positive("serial_ms", content["serial_ms"]), messages),
+            times=of_stages(
+                [ms / share for ms in stage_ms],
+                _positive("serial_ms", content["serial_ms"]),
+                [ms / share for ms in messages],
+            ),
+            share=share,
         )
 
 

@@ -211,8 +211,8 @@ def _simulated(forecasts: Iterable[Forecast]) -> list[Timeline]:
     found = []
     for one in (one for one in forecasts if one.times.stages > 1):
         caption = (
-            f"parlay plan: {one.title}. {one.speedup_parallel:.2f} in a parallel epoch, {one.speedup:.2f} over the "
-            f"whole schedule, {words.memory(one.auxiliary_gib * 2**30)} of states and multipliers"
+            f"parlay plan: {one.title}. {one.speeds}; "
+            f"{words.memory(one.auxiliary_gib * 2**30)} of states and multipliers"
         )
         found.append(_one_simulated(one.times, one.schedule, caption, one.title))
     return found
@@ -227,6 +227,7 @@ def _bench(one: Bench, number: int) -> dict[str, Any]:
     return {
         "id": f"bench-{number}",
         "title": one.title,
+        "over": one.over,
         **_table(bench.columns(one)),
         "picture": costs.speeds([(row.system, row.speedup) for row in one.rows if row.speedup], one.title),
         "says": one.says,

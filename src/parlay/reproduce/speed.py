@@ -127,7 +127,9 @@ def _timed(recipe: Recipe, link: float) -> Timing:
     with _closing(systems):
         first, *others = interleaved(systems, problem, ROUNDS, STEPS[kind], _quietly)
     stages, side_by_side = others[: recipe.stages], others[recipe.stages :]
-    measured = [(row.speedup, row.speedup_low, row.speedup_high) for row in side_by_side] or [(None, None, None)]
+    measured = [
+        [row.per_step(ratio) for ratio in (row.speedup, row.speedup_low, row.speedup_high)] for row in side_by_side
+    ] or [[None] * 3]
     share = samples(setup) / recipe.batch_size
     work = [
         setup.method.work(k, recipe.stages) if isinstance(setup.method, Streaming) else 1.0 for k in range(len(stages))
