@@ -100,7 +100,9 @@ def images(folder: Path) -> None:
 def everything(folder: Path) -> list[Path]:
     """Something of all that a page can show."""
     compared = folder / "compared"
-    runs = [make(compared / f"k{k}", 80.0 + k, stages=k) for k in (2, 3)] + [make(compared / "s", 81.0, **SERIAL)]
+    runs = [make(compared / f"k{k}", 80.0 + k, stages=k, processes=k) for k in (2, 3)] + [
+        make(compared / "s", 81.0, **SERIAL)
+    ]
     timeline.write(runs[0] / timeline.FILE, two_ranks())
     images(runs[0])
     write_json(compared / "comparison.json", {"rows": [{"folders": [run.name]} for run in runs]})
@@ -118,9 +120,17 @@ def test_a_comparison_stands_for_its_runs_whose_times_can_be_compared(tmp_path: 
     assert ([folder.name for folder in given.folders], given.timed) == (["k2", "k3", "s"], True)
     assert (len(given.benches), len(given.forecasts)) == (1, 1)
     page = page_of(paths, tmp_path)
-    assert "against speed-up" in page
-    assert "its speed, measured" in page
+    assert "against training time" in page
+    assert "speed per sample, measured" in page
     assert not sort_out([*paths, make(tmp_path / "other")]).timed  # made nobody knows where and when
+
+
+def test_the_speed_stands_behind_the_headline_of_a_page_of_one_task(tmp_path: Path) -> None:
+    page = page_of([make(tmp_path / "a"), bench(tmp_path / "bench.json")], tmp_path)
+    places = [page.index(text) for text in ('class="headline"', 'id="bench-1"', "Learning curves")]
+    assert places == sorted(places)
+    two = page_of([make(tmp_path / "b"), make(tmp_path / "c", dataset="mnist"), tmp_path / "bench.json"], tmp_path)
+    assert two.index('id="bench-1"') > two.rindex("Learning curves")
 
 
 def test_the_page_of_a_folder_lies_in_it(tmp_path: Path) -> None:

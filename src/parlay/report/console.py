@@ -11,11 +11,10 @@ from parlay.report.groups import Task, tasks
 from parlay.report.load import load
 from parlay.report.words import Cell, Column, columns
 
-DISPENSABLE = ("K", "r", "serial epoch, s", "parallel epoch, s", "schedule", "epochs", "runs", "aux. memory")
-"""What a narrow terminal does without, in this order; the names of the configurations hold K and tell of r."""
-
-
-LEFT_TO_THE_PAGE = ("configuration", "K", "r", "schedule", "epochs", "serial epoch, s", "parallel epoch, s")
+EPOCHS = ("serial epoch, s", "parallel epoch, s")
+DISPENSABLE = ("K", "downsampled by", *EPOCHS, "schedule", "epochs", "runs", "memory for states")
+"""What a narrow terminal does without, in this order; the names of the configurations hold K and DS."""
+LEFT_TO_THE_PAGE = ("configuration", "K", "downsampled by", "schedule", "epochs", *EPOCHS)
 
 
 def show(found: Sequence[Task]) -> None:
