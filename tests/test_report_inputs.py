@@ -196,7 +196,7 @@ def test_at_its_head_stand_serial_training_the_papers_best_and_ours(tmp_path: Pa
         (
             "87.00 %",
             "best of the paper's methods",
-            "SPH-AL; speed-up 1.40 measured here, 1.80 projected for K devices",
+            "SPH-AL; speed-up over serial per sample trained: 1.40 measured here, 1.80 projected for K devices",
         ),
         ("88.90 %", "best that is not in the paper", "Replay"),
     ]
@@ -205,6 +205,27 @@ def test_at_its_head_stand_serial_training_the_papers_best_and_ours(tmp_path: Pa
     assert all(f"<dd>{value}</dd>" in page for value, _, _ in head)
     losses = reproduction(tmp_path / "loss", [], rows=[serial, worse, better], metric="test_loss")
     assert sort_out([losses]).reproductions[0].facts[1][:2] == ("82.0000", "best of the paper's methods")
+
+
+def test_records_of_before_get_their_speed_ups_per_sample_trained(tmp_path: Path) -> None:
+    """From the schedule: half of the samples of a parallel epoch for penalty, all for the others."""
+    kinds = {"label": "row", "speedup_measured": "measured", "speedup_projected": "projected"}
+    columns = [{"key": key, "title": key, "kind": kind} for key, kind in kinds.items()]
+    penalty = {"label": "P", "method": "penalty", "stages": 2, "schedule": "parallel", "speedup_measured": 2.4}
+    hybrid = {**penalty, "schedule": "alternate:1:1", "speedup_projected": 1.6}
+    al = {**penalty, "method": "al", "speedup_measured": 1.5}
+    keys = {"columns": columns, "rows": [penalty, hybrid, al], "epochs": 5}
+    (found,) = sort_out([reproduction(tmp_path / "t", [], **keys)]).reproductions
+    assert [c.title.replace("\N{NON-BREAKING HYPHEN}", "-") for c in found.columns] == [
+        *("label", "speed-up over serial", "per sample trained", "speed-up over serial", "per sample trained"),
+    ]
+    assert [row["speedup_measured_per_sample"] for row in found.rows] == pytest.approx([2.4 * 0.6, 2.4 * 0.8, 1.5])
+    assert [row["speedup_projected_per_sample"] for row in found.rows] == [None, pytest.approx(1.6 * 0.8), None]
+    (found,) = sort_out([reproduction(tmp_path / "al", [], **{**keys, "rows": [al]})]).reproductions
+    assert len(found.columns) == 2  # nothing new to say
+    joint = {**keys, "labels": ["order joint in the place of red-black"]}
+    (found,) = sort_out([reproduction(tmp_path / "joint", [], **joint)]).reproductions
+    assert [row["speedup_measured_per_sample"] for row in found.rows] == [2.4, 2.4, 1.5]
 
 
 def test_a_page_of_many_things_has_contents_that_lead_to_them(tmp_path: Path) -> None:
