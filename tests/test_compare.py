@@ -17,7 +17,7 @@ from parlay.errors import InputError
 from parlay.report import table, write
 from parlay.report.groups import tasks
 from parlay.report.load import load
-from parlay.report.speed import epoch_seconds, note, scatter, staleness
+from parlay.report.speed import HALVES, epoch_seconds, note, scatter, staleness
 from runs import SMALL, answer, listen, parlay, records, summary
 
 ROWS = "serial,al,al:downsample=2:schedule=alternate:1:1"
@@ -377,6 +377,8 @@ def test_a_stage_of_penalty_trains_on_half_of_the_samples_and_its_speed_up_says_
     write(runs, tmp_path / "page.html", "a title", timed=True)
     page = (tmp_path / "page.html").read_text()
     assert "a stage of Penalty trains on half of the samples" in page
+    assert HALVES in note(tasks(load(runs))[0])  # epochs in seconds want it as well
+    assert note(tasks(load(runs), beside=True)[0]) == ""
     recipe = runs[2] / "recipe.toml"
     recipe.write_text(recipe.read_text() + 'order = "joint"\n')
     assert load(runs[2:])[0].trained_share == 1.0

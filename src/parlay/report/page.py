@@ -214,9 +214,8 @@ def _simulated(forecasts: Iterable[Forecast]) -> list[Timeline]:
     found = []
     for one in (one for one in forecasts if one.times.stages > 1):
         caption = (
-            f"parlay plan: {one.title}. Projected speed-up over serial training: {one.speedup_parallel:.2f} in a "
-            f"parallel epoch, {one.speedup:.2f} over the whole schedule, whose first epoch is serial. Memory for "
-            f"states: {words.memory(one.auxiliary_gib * 2**30)}"
+            f"parlay plan: {one.title}. {one.speedup_parallel:.2f} in a parallel epoch, {one.speedup:.2f} over the "
+            f"whole schedule, {words.memory(one.auxiliary_gib * 2**30)} of states and multipliers"
         )
         found.append(_one_simulated(one.times, one.schedule, caption, one.title))
     return found

@@ -113,15 +113,19 @@ def staleness(run: Run) -> int | None:
     return run.steps if run.text("method") in ("al", "penalty") else None
 
 
+HALVES = "In a parallel epoch a stage of Penalty trains on half of the samples, which takes less time"
+
+
 def note(task: Task) -> str:
     """What the times of a task are, in short sentences; nothing where there are none to explain."""
     runs = [run for group in task.groups for run in group.counted]
     turns = "Stages take turns in one process on the CPU: these seconds are no speed-up" if _take_turns(task) else ""
+    halves = HALVES if any((run.trained_share or 1) < 1 for run in runs) else ""
     if not task.timed:
-        return "" if not turns or task.beside else turns + "."
+        return _sentences([] if task.beside else [turns, halves])
     where = "; ".join(dict.fromkeys(_place(run) for run in runs if run.devices))
     if not where:
-        return ""
+        return _sentences([halves])
     found = [f"Times are measured, on {where}: medians over the epochs, without evaluation"]
     if turns:
         found.append(f"{turns}; parlay bench times a process per stage")
@@ -130,15 +134,18 @@ def note(task: Task) -> str:
     if any(not group.serial and not group.recipe.takes_turns for group in task.groups):
         against = dict.fromkeys(one.label for group in task.groups if (one := task.reference(group)))
         found += [f"Baseline of the speed-ups, which are per sample trained: {', '.join(against)}"] if against else []
-    if any((run.trained_share or 1) < 1 for run in runs):
-        found.append("In a parallel epoch a stage of Penalty trains on half of the samples, so its steps are shorter")
+    found.append(halves)
     if any(unsteady(task, group) for group in task.groups):
         worst = max(scatter(group) or 1.0 for group in task.groups)
         found.append(
             f"Times of the same work differ by a factor of up to {worst:.1f} (quartiles), as on a busy machine: "
             "do not rely on those with a question mark"
         )
-    return ". ".join(found) + "."
+    return _sentences(found)
+
+
+def _sentences(found: Sequence[str]) -> str:
+    return " ".join(f"{text}." for text in found if text)
 
 
 def _take_turns(task: Task) -> bool:

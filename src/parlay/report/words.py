@@ -210,7 +210,9 @@ def notes(task: Task) -> list[str]:
     found = ["Measured on the test set after the last epoch, not at the best one."]
     if any(row[f"{measure}_spread"] is not None for row in table):
         found.append("± is the sample standard deviation over the runs.")
-    found += [references(task), rule(task)]
+    found.append(references(task))
+    if told := rule(task):
+        found.append(f"{told} Smaller gaps are grey.")
     if any(row["downsample"] > 1 for row in table):
         found.append("Downsampled by r: states are kept at 1/r of their height and width.")
     found.append("Memory for states: what a method keeps beside the weights, states and multipliers or queues.")
@@ -227,14 +229,14 @@ def rule(task: Task) -> str:
     least = [row["gap_counts_from"] for row in rows(task) if row["gap"] is not None]
     known = sorted(value for value in least if value is not None)
     if not known:
-        return "One run each cannot tell whether a gap in the loss is more than chance." if least else ""
+        return "One run each cannot tell whether a gap is more than chance." if least else ""
     show = points if task.by_accuracy else loss
     amount = " to ".join(dict.fromkeys((show(known[0]), show(known[-1])))) + " points" * task.by_accuracy
     samples = task.groups[0].recipe.test_samples if task.by_accuracy else None
     several = any(len(group.counted) > 1 for group in task.groups)
     of = ([f"of {samples:,} test samples"] if samples else []) + ["of the spread over the runs"] * several
     errors = f"two standard errors ({' and '.join(of)})"
-    return f"A gap counts as a difference above {errors}: here {amount}. Smaller gaps are grey."
+    return f"A gap counts as a difference above {errors}: here {amount}."
 
 
 def references(task: Task) -> str:
