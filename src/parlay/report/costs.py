@@ -177,7 +177,7 @@ def speeds(rows: Sequence[tuple[str, tuple[float, float, float]]], salt: str) ->
     if not rows:
         return None
     with matplotlib.rc_context(STYLE):
-        figure = new_figure(620, 56 + 22 * len(rows))
+        figure = new_figure(440, 56 + 22 * len(rows))
         axes = figure.subplots()
         for row, (name, (low, middle, high)) in enumerate(rows):
             look = Look(1 if name.startswith("layer-parallel") else 0, 0)

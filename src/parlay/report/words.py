@@ -112,6 +112,7 @@ def columns(task: Task) -> list[Column]:
 
 def _step_times(table: Sequence[dict[str, Any]]) -> list[Column]:
     step, gain, age = TIMED
+    compared = any(row["reference"] and speed.shown(row) is not None for row in table)
     return [
         Column(
             step,
@@ -120,7 +121,7 @@ def _step_times(table: Sequence[dict[str, Any]]) -> list[Column]:
         ),
         Column(
             gain,
-            tuple(Cell(_gain(row), _faster(row), _against(row["reference"])) for row in table),
+            tuple(_gain(row) if compared else Cell(DASH) for row in table),
             "serial training's time per sample trained over this one, both measured in these runs",
         ),
         Column(
@@ -143,14 +144,10 @@ def _step(row: dict[str, Any]) -> str:
     return _time(row["step_ms"], row["step_ms_spread"]) + " ?" * ((row["scatter"] or 1.0) > speed.STEADY)
 
 
-def _faster(row: dict[str, Any]) -> float | None:
-    """Only what was measured of something else than serial training itself."""
-    return speed.shown(row) if row["reference"] else None
-
-
-def _gain(row: dict[str, Any]) -> str:
-    ratio = _faster(row)
-    return points(ratio) + " ?" * (ratio is not None and row["unsteady"])
+def _gain(row: dict[str, Any]) -> Cell:
+    ratio = speed.shown(row)
+    doubt = " ?" * bool(ratio is not None and row["unsteady"] and row["reference"])
+    return Cell(points(ratio) + doubt, ratio, _against(row["reference"]))
 
 
 def _gap(row: dict[str, Any], show: Show) -> Cell:
@@ -290,9 +287,9 @@ def _price(task: Task, group: Group) -> list[tuple[str, str, str]]:
     """What the best parallel configuration costs, and how fast it was where that can be told."""
     found = []
     row = next(row for row in rows(task) if row["label"] == group.label)
-    if task.timed and _faster(row) is not None:
+    if task.timed and (ratio := speed.shown(row)) is not None:
         doubt = ", uncertain" if row["unsteady"] else ""
-        found.append((f"{_gain(row)} ×", f"speed per sample, measured{doubt}", f"{row['reference']} = 1"))
+        found.append((f"{points(ratio)} ×", f"speed per sample, measured{doubt}", f"{row['reference']} = 1"))
     if row["auxiliary_bytes"] is not None:
         found.append((memory(row["auxiliary_bytes"]), "memory for states", group.label))
     return found
