@@ -154,7 +154,7 @@ def _gap(row: dict[str, Any], show: Show) -> Cell:
     note = _against(row["reference"])
     if row["gap_counts_from"] is not None:
         note += f"; a difference from {show(row['gap_counts_from'])} on"
-    return Cell(signed(row["gap"], show), row["gap"], note, "" if row["gap_differs"] else "level")
+    return Cell(signed(row["gap"], show), row["gap"], note, "level" if row["gap_differs"] is False else "")
 
 
 def _status(text: str) -> Cell:
@@ -208,8 +208,7 @@ def notes(task: Task) -> list[str]:
     if any(row[f"{measure}_spread"] is not None for row in table):
         found.append("± is the sample standard deviation over the runs.")
     found.append(references(task))
-    if told := rule(task):
-        found.append(f"{told} Smaller gaps are grey.")
+    found.append(rule(task) + " Smaller gaps are grey." * any(row["gap_differs"] is False for row in table))
     if any(row["downsample"] > 1 for row in table):
         found.append("Downsampled by r: states are kept at 1/r of their height and width.")
     found.append("Memory for states: what a method keeps beside the weights, states and multipliers or queues.")
