@@ -17,7 +17,7 @@ from parlay.errors import InputError
 from parlay.report import table, write
 from parlay.report.groups import tasks
 from parlay.report.load import load
-from parlay.report.speed import epoch_seconds, note, scatter, staleness
+from parlay.report.speed import HALVES, epoch_seconds, note, scatter, staleness
 from runs import SMALL, answer, listen, parlay, records, summary
 
 ROWS = "serial,al,al:downsample=2:schedule=alternate:1:1"
@@ -165,8 +165,11 @@ def test_the_table_has_accuracy_time_memory_and_staleness(done: Path) -> None:
     assert (serial["speedup"], serial["auxiliary_bytes"], serial["parallel_step_ms"]) == (1, 0, None)
     assert al["auxiliary_bytes"] == 4 * down["auxiliary_bytes"]
     page = (done / "report.html").read_text()
-    assert "test accuracy, % against speed-up" in page
     assert "Times are measured, on cpu in one process" in page
+    assert "these seconds are no speed-up" in page
+    assert "speed-up over serial" not in page
+    assert "against training time" not in page
+    assert [row["takes_turns"] for row in told["rows"]] == [False, True, True]
 
 
 def test_runs_that_are_done_are_not_made_again(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,14 +313,14 @@ def test_times_are_medians_of_each_phase_and_the_passes_between(tmp_path: Path) 
 def test_a_run_beside_other_work_does_not_make_the_others_fast(tmp_path: Path) -> None:
     quiet = [made(tmp_path / f"s{seed}", "serial", seed, "SSSS", [3.0, 2.0, 2.1, 2.0]) for seed in (0, 1)]
     busy = made(tmp_path / "s2", "serial", 2, "SSSS", [30.0, 20.0, 21.0, 20.0])
-    al = made(tmp_path / "a", "al", 0, "SPPP", [2.0, 3.0, 2.0, 2.0])
+    al = made(tmp_path / "a", "al", 0, "SPPP", [2.0, 3.0, 2.0, 2.0], processes=3)
     for serial, steady in ((quiet, True), ([*quiet, busy], False)):
         rows = {row["label"]: row for row in table([*serial, al], timed=True)}
         assert rows["AL K=3"]["speedup"] == pytest.approx(1.0, abs=0.2)  # not 4, as by the mean
         assert rows["AL K=3"]["unsteady"] is not steady
         write([*serial, al], tmp_path / "page.html", "a title", timed=True)
         page = (tmp_path / "page.html").read_text()
-        assert ("do not rely on speeds with a question mark" in page) is not steady
+        assert ("do not rely on those with a question mark" in page) is not steady
         assert (" ?</td>" in page) is not steady
     (group, _) = tasks(load([*quiet, busy, al]), timed=True)[0].groups
     assert scatter(group) == pytest.approx(10.0, rel=0.1)
@@ -335,13 +338,13 @@ def test_staleness_is_told_by_the_method_or_is_an_epoch(tmp_path: Path) -> None:
 
 def test_the_picture_needs_serial_training_to_hold_others_against(tmp_path: Path) -> None:
     serial = made(tmp_path / "s", "serial", 0, "SSSS", [9.0, 2.0, 2.0, 2.0])
-    al = made(tmp_path / "a", "al", 0, "SPPP", [2.0, 2.0, 1.0, 1.0])
+    al = made(tmp_path / "a", "al", 0, "SPPP", [2.0, 2.0, 1.0, 1.0], processes=3)
     for number, (runs, timed, shown) in enumerate(
         [([serial, al], True, True), ([al], True, False), ([serial], True, False), ([serial, al], False, False)]
     ):
         write(runs, tmp_path / f"{number}.html", "a title", timed=timed)
         page = (tmp_path / f"{number}.html").read_text()
-        assert ("against speed-up" in page) is shown
+        assert ("against training time" in page) is shown
         assert ("step, ms" in page) is timed
 
 
@@ -351,7 +354,31 @@ def test_the_note_says_what_the_times_are(tmp_path: Path) -> None:
     apart = made(tmp_path / "b", "al", 1, "SP", [2.0, 1.0], processes=3)
     (task,) = tasks(load([serial, together]), timed=True)
     assert note(task).startswith("Times are measured, on cpu in one process of 2 threads: ")
-    assert "not what it gains with a device for each stage" in note(task)
+    assert "these seconds are no speed-up" in note(task)
+    assert "Baseline" not in note(task)
     (task,) = tasks(load([serial, apart]), timed=True)
     assert note(task).startswith("Times are measured, on cpu in one process of 2 threads; cpu in 3 processes: ")
-    assert "not what it gains" not in note(task)
+    assert "no speed-up" not in note(task)
+    assert "Baseline of the speed-ups, which are per sample trained: Serial w/o DA." in note(task)
+
+
+def test_a_stage_of_penalty_trains_on_half_of_the_samples_and_its_speed_up_says_so(tmp_path: Path) -> None:
+    times = {"seconds": [2.0, 0.5, 0.5, 0.5], "processes": 3}
+    runs = [
+        made(tmp_path / "s", "serial", 0, "SSSS", [2.0, 2.0, 2.0, 2.0]),
+        made(tmp_path / "a", "al", 0, "SPPP", **times),
+        made(tmp_path / "p", "penalty", 0, "SPPP", **times),
+    ]
+    rows = {row["label"]: row for row in table(runs, timed=True)}
+    assert [row["trained_share"] for row in rows.values()] == [1.0, 0.625, 1.0]  # serial, penalty, al
+    ratio = rows["AL K=3"]["speedup"]
+    assert ratio == rows["Penalty K=3"]["speedup"] == rows["AL K=3"]["speedup_per_sample"]
+    assert rows["Penalty K=3"]["speedup_per_sample"] == pytest.approx(0.625 * ratio)
+    write(runs, tmp_path / "page.html", "a title", timed=True)
+    page = (tmp_path / "page.html").read_text()
+    assert "a stage of Penalty trains on half of the samples" in page
+    assert HALVES in note(tasks(load(runs))[0])  # epochs in seconds want it as well
+    assert note(tasks(load(runs), beside=True)[0]) == ""
+    recipe = runs[2] / "recipe.toml"
+    recipe.write_text(recipe.read_text() + 'order = "joint"\n')
+    assert load(runs[2:])[0].trained_share == 1.0

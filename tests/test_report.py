@@ -19,7 +19,8 @@ import pytest
 from parlay.errors import InputError
 from parlay.report import console, figures, report, table, write
 from parlay.report.groups import tasks
-from parlay.report.load import load
+from parlay.report.load import TEST_SAMPLES, load
+from parlay.report.noise import counts_from
 from parlay.report.words import duration, loss, memory, signed
 
 RECIPE: dict[str, Any] = {
@@ -60,7 +61,8 @@ def records(recipe: dict[str, Any], accuracy: float | None, epochs: int) -> list
 
 def make(folder: Path, accuracy: float | None = 90.0, status: str = "finished", done: int = 6, **keys: Any) -> Path:
     """A run folder as `parlay train` leaves it; `status=""` leaves it without a summary."""
-    recipe = RECIPE | {key.replace("_", "-"): value for key, value in keys.items() if key != "message"}
+    told = ("message", "processes")  # by the summary
+    recipe = RECIPE | {key.replace("_", "-"): value for key, value in keys.items() if key not in told}
     folder.mkdir(parents=True)
     (folder / "recipe.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in recipe.items()))
     rows = records(recipe, accuracy, done)
@@ -70,6 +72,7 @@ def make(folder: Path, accuracy: float | None = 90.0, status: str = "finished", 
         summary = {name: recipe[name] for name in names} | {
             "status": status,
             "message": keys.get("message", ""),
+            "processes": keys.get("processes", 1),
             "cuts": [4, 7][: recipe["stages"] - 1],
             "epochs": done,
             "parameters": 269434,
@@ -226,9 +229,61 @@ def test_runs_without_an_accuracy_are_compared_by_loss(tmp_path: Path) -> None:
     vae: dict[str, Any] = {"model": "resnet-vae"}
     runs = [make(tmp_path / "a", None, **vae), make(tmp_path / "b", None, **vae, **SERIAL)]
     page = page_of(runs, tmp_path)
-    found = "SPH-AL K=3 reaches a test loss of 0.2500 on digits with resnet-vae, in one run"
-    assert f"{found}, the same as serial training." in page
+    found = "SPH-AL K=3 reaches a test loss of 0.2500 on digits with resnet-vae, serial training 0.2500"
+    assert f"{found}: one run each cannot tell them apart." in page
     assert "test accuracy" not in page.lower()
+
+
+# Which gaps count
+
+
+def test_two_of_360_digits_are_nothing_and_ten_of_them_something() -> None:
+    per_digit = 100 / 360
+    least = counts_from([98.33], [98.33 - 2 * per_digit], 360)
+    assert least is not None
+    assert 2 * per_digit < least < 10 * per_digit
+
+
+def test_a_gap_counts_from_two_standard_errors_on() -> None:
+    assert counts_from([90.0], [90.0], 10_000) == pytest.approx(2 * (2 * 90 * 10 / 10_000) ** 0.5)
+    assert counts_from([90.0] * 4, [90.0] * 4, 10_000) == pytest.approx((2 * 90 * 10 / 10_000) ** 0.5)
+    with_spread = 2 * ((2.0 + 90 * 10 / 100) / 2 + 90 * 10 / 100) ** 0.5  # the variance of 89 and 91 is 2
+    assert counts_from([89.0, 91.0], [90.0], 100) == pytest.approx(with_spread)
+    assert counts_from([0.1, 0.3], [0.2, 0.4], None) == pytest.approx(2 * 0.02**0.5)  # losses: their spread alone
+    assert counts_from([0.1], [0.2, 0.4], None) is counts_from([], [90.0], 360) is None
+
+
+@pytest.mark.parametrize(
+    ("serial", "ours", "says"),
+    [
+        (90.5, 90.0, "SPH-AL K=3 is level with serial training on digits with resnet20: 90.00 % and 90.50 %, one run"),
+        (99.0, 90.0, "SPH-AL K=3 reaches 90.00 % on digits with resnet20, 9.00 points below serial training, one run"),
+        (80.0, 90.0, "SPH-AL K=3 reaches 90.00 % on digits with resnet20, 10.00 points above serial training, one"),
+    ],
+)
+def test_the_headline_calls_only_a_difference_a_difference(
+    tmp_path: Path, serial: float, ours: float, says: str
+) -> None:
+    runs = [make(tmp_path / "a", ours), make(tmp_path / "s", serial, **SERIAL)]
+    page = page_of(runs, tmp_path)
+    assert says in page
+    level = abs(serial - ours) < 1
+    assert ('class="number  level" title="against Serial w/o DA; a difference from' in page) is level
+    assert "A gap counts as a difference above two standard errors (of 360 test samples): here " in page
+    row = table(runs)[1]
+    assert row["gap_differs"] is not level
+    assert 3 < row["gap_counts_from"] < 6
+
+
+def test_sizes_of_test_sets_are_recorded_or_known(tmp_path: Path) -> None:
+    """By their names as torch knows them: this room does without it."""
+    from parlay.data.sources import facts
+
+    assert {name: facts(name).test_size for name in TEST_SAMPLES} == TEST_SAMPLES
+    runs = [make(tmp_path / name, dataset=name) for name in ("mnist", "synthetic", "own")]
+    summary = json.loads((runs[2] / "summary.json").read_text()) | {"test_samples": 77}
+    (runs[2] / "summary.json").write_text(json.dumps(summary))
+    assert [run.test_samples for run in load(runs)] == [10_000, None, 77]
 
 
 def test_a_run_of_an_own_model_needs_no_recipe(tmp_path: Path) -> None:
@@ -241,6 +296,29 @@ def test_a_run_of_an_own_model_needs_no_recipe(tmp_path: Path) -> None:
 
 
 # The page
+
+
+def test_one_run_has_no_tiles_and_names_are_explained(tmp_path: Path) -> None:
+    page = page_of([make(tmp_path / "a")], tmp_path)
+    assert '<dl class="facts">' not in page
+    assert "SPH: serial-parallel hybrid, a schedule with parallel and serial epochs." in page
+    assert "DS: " not in page
+    assert '<dl class="facts">' in page_of([make(tmp_path / "b"), make(tmp_path / "c", seed=1)], tmp_path)
+
+
+def test_log_axes_and_bars_of_phases_say_what_they_are(tmp_path: Path) -> None:
+    page = page_of([make(tmp_path / "a"), make(tmp_path / "b", **SERIAL)], tmp_path)
+    assert "training loss, whole network, log scale" in page
+    assert "violation per interface<" in page  # all of them 0.1 here, on a linear axis
+    assert "epoch; a bar marks parallel epochs" in page
+
+
+def test_seconds_of_stages_that_take_turns_on_a_cpu_are_called_no_speed_up(tmp_path: Path) -> None:
+    told = "Stages take turns in one process on the CPU: these seconds are no speed-up."
+    runs = [make(tmp_path / "a"), make(tmp_path / "b", **SERIAL)]
+    assert told in page_of(runs, tmp_path)
+    assert told not in page_of(runs[1:], tmp_path)
+    assert told not in page_of([make(tmp_path / "c", processes=3), runs[1]], tmp_path)
 
 
 MARKUP = "<script>alert(1)<\\script>&\"'$x_1$[red]"  # a name of a folder, so without a slash

@@ -101,7 +101,9 @@ def images(folder: Path) -> None:
 def everything(folder: Path) -> list[Path]:
     """Something of all that a page can show."""
     compared = folder / "compared"
-    runs = [make(compared / f"k{k}", 80.0 + k, stages=k) for k in (2, 3)] + [make(compared / "s", 81.0, **SERIAL)]
+    runs = [make(compared / f"k{k}", 80.0 + k, stages=k, processes=k) for k in (2, 3)] + [
+        make(compared / "s", 81.0, **SERIAL)
+    ]
     timeline.write(runs[0] / timeline.FILE, two_ranks())
     images(runs[0])
     write_json(compared / "comparison.json", {"rows": [{"folders": [run.name]} for run in runs]})
@@ -119,9 +121,17 @@ def test_a_comparison_stands_for_its_runs_whose_times_can_be_compared(tmp_path: 
     assert ([folder.name for folder in given.folders], given.timed) == (["k2", "k3", "s"], True)
     assert (len(given.benches), len(given.forecasts)) == (1, 1)
     page = page_of(paths, tmp_path)
-    assert "against speed-up" in page
-    assert "its speed, measured" in page
+    assert "against training time" in page
+    assert "speed per sample, measured" in page
     assert not sort_out([*paths, make(tmp_path / "other")]).timed  # made nobody knows where and when
+
+
+def test_the_speed_stands_behind_the_headline_of_a_page_of_one_task(tmp_path: Path) -> None:
+    page = page_of([make(tmp_path / "a"), bench(tmp_path / "bench.json")], tmp_path)
+    places = [page.index(text) for text in ('class="headline"', 'id="bench-1"', "Learning curves")]
+    assert places == sorted(places)
+    two = page_of([make(tmp_path / "b"), make(tmp_path / "c", dataset="mnist"), tmp_path / "bench.json"], tmp_path)
+    assert two.index('id="bench-1"') > two.rindex("Learning curves")
 
 
 def test_the_page_of_a_folder_lies_in_it(tmp_path: Path) -> None:
@@ -215,7 +225,7 @@ def test_at_its_head_stand_serial_training_the_papers_best_and_ours(tmp_path: Pa
         (
             "87.00 %",
             "best of the paper's methods",
-            "SPH-AL; speed-up 1.40 measured here, 1.80 projected for K devices",
+            "SPH-AL; speed-up over serial per sample trained: 1.40 measured here, 1.80 projected for K devices",
         ),
         ("88.90 %", "best that is not in the paper", "Replay"),
     ]
@@ -224,6 +234,27 @@ def test_at_its_head_stand_serial_training_the_papers_best_and_ours(tmp_path: Pa
     assert all(f"<dd>{value}</dd>" in page for value, _, _ in head)
     losses = reproduction(tmp_path / "loss", [], rows=[serial, worse, better], metric="test_loss")
     assert sort_out([losses]).reproductions[0].facts[1][:2] == ("82.0000", "best of the paper's methods")
+
+
+def test_records_of_before_get_their_speed_ups_per_sample_trained(tmp_path: Path) -> None:
+    """From the schedule: half of the samples of a parallel epoch for penalty, all for the others."""
+    kinds = {"label": "row", "speedup_measured": "measured", "speedup_projected": "projected"}
+    columns = [{"key": key, "title": key, "kind": kind} for key, kind in kinds.items()]
+    penalty = {"label": "P", "method": "penalty", "stages": 2, "schedule": "parallel", "speedup_measured": 2.4}
+    hybrid = {**penalty, "schedule": "alternate:1:1", "speedup_projected": 1.6}
+    al = {**penalty, "method": "al", "speedup_measured": 1.5}
+    keys = {"columns": columns, "rows": [penalty, hybrid, al], "epochs": 5}
+    (found,) = sort_out([reproduction(tmp_path / "t", [], **keys)]).reproductions
+    assert [c.title.replace("\N{NON-BREAKING HYPHEN}", "-") for c in found.columns] == [
+        *("label", "speed-up over serial", "per sample trained", "speed-up over serial", "per sample trained"),
+    ]
+    assert [row["speedup_measured_per_sample"] for row in found.rows] == pytest.approx([2.4 * 0.6, 2.4 * 0.8, 1.5])
+    assert [row["speedup_projected_per_sample"] for row in found.rows] == [None, pytest.approx(1.6 * 0.8), None]
+    (found,) = sort_out([reproduction(tmp_path / "al", [], **{**keys, "rows": [al]})]).reproductions
+    assert len(found.columns) == 2  # nothing new to say
+    joint = {**keys, "labels": ["order joint in the place of red-black"]}
+    (found,) = sort_out([reproduction(tmp_path / "joint", [], **joint)]).reproductions
+    assert [row["speedup_measured_per_sample"] for row in found.rows] == [2.4, 2.4, 1.5]
 
 
 def test_a_page_of_many_things_has_contents_that_lead_to_them(tmp_path: Path) -> None:

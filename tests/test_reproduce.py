@@ -248,10 +248,28 @@ def test_no_column_mixes_what_is_measured_projected_and_quoted(loss: bool) -> No
         full = columns.row(line, [made(line, 50.0), made(line, 60.0)], Facts("", 2**30, 1.25, 2.5), loss)
         assert (full["value"], full["seeds"]) == (0.5 if loss else 55.0, 2)
         assert (full["speedup_measured"], full["speedup_projected"]) == (1.25, 2.5)
+        assert (full["speedup_measured_per_sample"], full["speedup_projected_per_sample"]) == (1.25, 2.5)
         for row in (empty, full):
             quoted = line.quoted
             assert (row["paper_value"], row["paper_memory"]) == (quoted.value, quoted.memory)
             assert row["paper_speedup"] == quoted.speedup
+
+
+def test_penalty_is_also_counted_per_sample_trained() -> None:
+    """A run of a serial and a parallel epoch: a stage trains on three of four samples."""
+    found = columns.columns(False)
+    rows = []
+    for name in ("penalty-k2", "al-k2"):
+        line = next(line for line in lines("table1") if line.name == name)
+        run = replace(made(line, 50.0), recipe={"method": line.method, "stages": line.stages})
+        rows.append(columns.row(line, [run], Facts("", 2**30, 2.0, 2.4), False))
+    assert [row["trained_share"] for row in rows] == [0.75, 1.0]
+    assert [row["speedup_measured_per_sample"] for row in rows] == [1.5, 2.0]
+    assert [row["speedup_projected_per_sample"] for row in rows] == pytest.approx([1.8, 2.4])
+    keys = [column.key for column in columns.telling(found, rows)]
+    assert {"speedup_measured_per_sample", "speedup_projected_per_sample"} < set(keys)
+    assert "spread" not in keys
+    assert not any("per_sample" in column.key for column in columns.telling(found, rows[1:]))
 
 
 def test_runs_that_have_not_finished_do_not_count() -> None:

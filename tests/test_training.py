@@ -21,7 +21,7 @@ from runs import parlay as parlay_command
 
 SUMMARY = {
     *("status", "method", "model", "dataset", "stages", "cuts", "schedule", "downsample", "epochs", "parameters"),
-    *("test_accuracy", "test_loss", "auxiliary_bytes", "seconds", "violation", "environment"),
+    *("test_samples", "test_accuracy", "test_loss", "auxiliary_bytes", "seconds", "violation", "environment"),
 }
 RECORD = {
     *("epoch", "phase", "losses", "train_loss", "test_loss", "test_accuracy", "violation"),

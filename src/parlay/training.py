@@ -472,6 +472,7 @@ class Run:
             "steps_per_epoch": self.steps,
             "seed": trainer.seed,
             "parameters": sum(w.numel() for w in trainer.partition.model.parameters()),
+            "test_samples": len(self.judge) if self.judge is not None else None,
             "test_accuracy": last.get("test_accuracy"),
             "test_loss": last.get("test_loss"),
             "train_loss": last.get("train_loss"),

@@ -75,7 +75,7 @@ class Bench:
 def columns(bench: Bench) -> list[Column]:
     found = [
         Column("system", tuple(Cell(row.system, row.system) for row in bench.rows)),
-        Column("", tuple(Cell(row.note, row.note) for row in bench.rows)),
+        Column("", tuple(Cell(row.note, row.note) for row in bench.rows), minor=True),
         Column("devices", tuple(Cell(str(row.devices), row.devices) for row in bench.rows)),
         Column(
             "ms a step",

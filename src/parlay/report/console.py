@@ -9,18 +9,25 @@ from pathlib import Path
 from parlay.report import speed
 from parlay.report.groups import Task, tasks
 from parlay.report.load import load
-from parlay.report.words import Cell, Column, columns
+from parlay.report.words import Cell, Column, columns, rule
 
-DISPENSABLE = ("K", "r", "serial epoch, s", "parallel epoch, s", "schedule", "epochs", "runs", "aux. memory")
-"""What a narrow terminal does without, in this order; the names of the configurations hold K and tell of r."""
-
-
-LEFT_TO_THE_PAGE = ("configuration", "K", "r", "schedule", "epochs", "serial epoch, s", "parallel epoch, s")
+EPOCHS = ("serial epoch, s", "parallel epoch, s")
+DISPENSABLE = ("K", "downsampled by", *EPOCHS, "schedule", "epochs", "runs", "memory for states")
+"""What a narrow terminal does without, in this order; the names of the configurations hold K and DS."""
+LEFT_TO_THE_PAGE = ("configuration", "K", "downsampled by", "schedule", "epochs", *EPOCHS)
 
 
 def show(found: Sequence[Task]) -> None:
     for task in found:
         show_table(f"{task.dataset}, {task.model}", columns(task))
+        _explain(task)
+
+
+def _explain(task: Task) -> None:
+    """What a reader must know of the gaps and times above."""
+    told = [text for text in (rule(task), speed.note(task)) if text]
+    if told:
+        say("\n".join(told) + "\n")
 
 
 def show_table(title: str, table: Sequence[Column]) -> None:
@@ -47,7 +54,7 @@ def compare(runs: Mapping[Path, str]) -> None:
             if column.title not in LEFT_TO_THE_PAGE
         ]
         show_table(f"{task.dataset}, {task.model}, {task.groups[0].epochs} epochs", table)
-        say(f"{speed.note(task)}\n")
+        _explain(task)
 
 
 def plain(table: Sequence[Column]) -> str:

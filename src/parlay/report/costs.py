@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
-from parlay.report.figures import STEPS, heading, limits, looks, mean_by_epoch, short, test_of
+from parlay.report.figures import STEPS, heading, limits, log_marked, looks, mean_by_epoch, short, test_of
 from parlay.report.groups import Group, Task
 from parlay.report.speed import epoch_seconds, speedup
 from parlay.report.svg import INK, MUTED, STYLE, Look, new_figure, to_svg
@@ -42,19 +42,19 @@ def against_memory(task: Task, numbers: dict[str, int]) -> Markup | None:
         axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
         front = [dot for dot in found if len(task.groups) <= NUMBERED or _on_front(task, dot, found)]
         _number(figure, axes, front, numbers)
-        axes.set_xlabel(f"auxiliary memory, {name}")
+        axes.set_xlabel(log_marked(axes.xaxis, f"memory for states, {name}"))
         axes.set_title(heading(task, "test"), loc="left", fontsize=11.5, color=MUTED)
         return to_svg(
-            figure, f"{heading(task, 'test')} against auxiliary memory", f"memory {task.dataset} {task.model}"
+            figure, f"{heading(task, 'test')} against memory for states", f"memory {task.dataset} {task.model}"
         )
 
 
 def against_speed(task: Task, numbers: dict[str, int]) -> Markup | None:
-    """The measure against the speed-up; a line for serial training that is stopped early, after each epoch.
+    """The measure against serial training's time over a run's; a line for serial training that is stopped early.
 
     None where there is no serial training to hold the others against, or nothing to hold against it.
     """
-    found = _dots(task, lambda group: speedup(task, group))
+    found = _dots(task, lambda group: None if group.recipe.takes_turns else speedup(task, group))
     if len(found) < 2 or not any(group.serial for group, _, _ in found):
         return None
     style = looks(task)
@@ -76,9 +76,9 @@ def against_speed(task: Task, numbers: dict[str, int]) -> Markup | None:
         axes.set_xlim(left, right)
         _ratio_axis(axes)
         _number(figure, axes, found, numbers)
-        axes.set_xlabel("speed-up over serial training, measured")
-        axes.set_title(heading(task, "test"), loc="left", fontsize=11.5, color=MUTED)
-        description = f"{heading(task, 'test')} against speed-up"
+        axes.set_xlabel("serial training's time over this run's, measured, log scale")
+        axes.set_title(log_marked(axes.yaxis, heading(task, "test")), loc="left", fontsize=11.5, color=MUTED)
+        description = f"{heading(task, 'test')} against training time"
         return to_svg(figure, description, f"speed {task.dataset} {task.model}")
 
 
@@ -177,7 +177,7 @@ def speeds(rows: Sequence[tuple[str, tuple[float, float, float]]], salt: str) ->
     if not rows:
         return None
     with matplotlib.rc_context(STYLE):
-        figure = new_figure(620, 56 + 22 * len(rows))
+        figure = new_figure(440, 56 + 22 * len(rows))
         axes = figure.subplots()
         for row, (name, (low, middle, high)) in enumerate(rows):
             look = Look(1 if name.startswith("layer-parallel") else 0, 0)

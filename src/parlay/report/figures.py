@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import matplotlib
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, NullFormatter
 
 from parlay.report.groups import Group, Task
@@ -44,7 +45,7 @@ def curves(task: Task, groups: Sequence[Group], value: Value, label: str, log: b
         for group in groups:
             _line(upper, group, value, style[group.label])
         limits(upper, [series(g.counted, value) for g in groups if g.finished], task.by_accuracy and not log, log)
-        upper.set_title(label, loc="left", fontsize=11.5, color=MUTED)
+        upper.set_title(log_marked(upper.yaxis, label), loc="left", fontsize=11.5, color=MUTED)
         upper.tick_params(bottom=False)
         upper.spines["bottom"].set_visible(False)
         for row, group in enumerate(ribbons):
@@ -54,6 +55,8 @@ def curves(task: Task, groups: Sequence[Group], value: Value, label: str, log: b
         lower.set_yticks([])
         lower.spines["left"].set_visible(False)
         _epochs(lower, groups)
+        if ribbons:
+            lower.set_xlabel("epoch; a bar marks parallel epochs")
         return to_svg(figure, f"{label} by epoch", f"curves {task.dataset} {task.model} {label}")
 
 
@@ -82,8 +85,8 @@ def panel(task: Task, group: Group, kinds: Sequence[str]) -> Markup:
                     kind == "test" and not log,
                     log,
                 )
-            if len(kinds) > 1:
-                axes.set_title(heading(task, kind), loc="left", fontsize=11, color=MUTED, pad=3)
+            title = log_marked(axes.yaxis, heading(task, kind))
+            axes.set_title(title, loc="left", fontsize=11, color=MUTED, pad=3)
         _epochs(axes, task.groups)
         names = ", ".join(heading(task, kind) for kind in kinds)
         return to_svg(figure, f"{group.label}: {names}", f"panel {task.dataset} {task.model} {group.label} {names}")
@@ -181,6 +184,10 @@ def train_of(epoch: Epoch) -> float | None:
 def heading(task: Task, kind: str) -> str:
     test = "test accuracy, %" if task.by_accuracy else "test loss"
     return {"test": test, "train": "training loss, whole network", "violation": "violation per interface"}[kind]
+
+
+def log_marked(axis: Axis, label: str) -> str:
+    return label if axis.get_scale() == "linear" else f"{label}, log scale"
 
 
 def _line(axes: Axes, group: Group, value: Value, look: Look, width: float = 1.7) -> None:

@@ -73,4 +73,4 @@ def _bars(axes: Axes, bars: Sequence[Bar], stages: int, longest: float) -> None:
 
 
 def _speed(ratio: float) -> str:
-    return f"{ratio:.2f} times as fast as serial" if abs(ratio - 1) > 5e-3 else "what the others are held against"
+    return f"{ratio:.2f} times as fast as serial" if abs(ratio - 1) > 5e-3 else "the baseline"

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from parlay.recipe import ASIDE, flag
+from parlay.report import noise
 from parlay.report.load import Run
 from parlay.schedule import HYBRID
 
@@ -169,6 +170,19 @@ class Task:
         ours, theirs = self.mean(group), self.mean(reference)
         return None if ours is None or theirs is None else ours - theirs
 
+    def counts_from(self, group: Group) -> float | None:
+        """The smallest gap of this group that counts as a difference."""
+        reference = self.reference(group)
+        if reference is None:
+            return None
+        samples = group.recipe.test_samples if self.by_accuracy else None
+        return noise.counts_from(group.values(self.value), reference.values(self.value), samples)
+
+    def differs(self, group: Group) -> bool | None:
+        """Is the gap more than chance? None where that cannot be told."""
+        gap, least = self.gap(group), self.counts_from(group)
+        return None if gap is None or least is None else abs(gap) > least
+
 
 def tasks(runs: Sequence[Run], timed: bool = False, beside: bool = False) -> list[Task]:
     """The runs, grouped. The order does not depend on the order of the runs: names and colours stay where they are."""
@@ -270,6 +284,8 @@ def _row(task: Task, group: Group) -> dict[str, Any]:
         "test_loss": group.mean(lambda run: run.test_loss),
         "test_loss_spread": group.spread(lambda run: run.test_loss),
         "gap": task.gap(group),
+        "gap_counts_from": task.counts_from(group),
+        "gap_differs": task.differs(group),
         "reference": reference.label if reference else None,
         "auxiliary_bytes": group.mean(lambda run: run.auxiliary_bytes),
         "serial_epoch": None if task.beside else group.mean(lambda run: run.serial_epoch),

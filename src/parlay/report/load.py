@@ -18,7 +18,11 @@ from parlay import timeline
 from parlay.errors import InputError
 from parlay.report import pictures
 from parlay.report.pictures import Reconstructions
+from parlay.schedule import PARALLEL, SERIAL
 from parlay.timeline import Span
+
+TEST_SAMPLES = {"digits": 360, "mnist": 10_000, "cifar10": 10_000, "cifar100": 10_000}
+"""For runs of before, whose summaries do not tell it."""
 
 UNFINISHED = "unfinished"  # no summary yet: the run goes on, or was killed before it could write one
 
@@ -67,6 +71,7 @@ class Run:
     steps: int | None = None
     """Of an epoch."""
     processes: int = 1
+    test_samples: int | None = None
     staleness: int | None = None
     """In steps, of the stage that waits longest, where the method has told it."""
     timeline: tuple[Span, ...] = ()
@@ -84,6 +89,18 @@ class Run:
         found = self.environment.get("devices")
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
+    @property
+    def takes_turns(self) -> bool:
+        """Do several stages share the cores of one process, so that its seconds tell nothing of a speed-up?"""
+        on_cpu = any(device.startswith("cpu") for device in self.devices)
+        return on_cpu and self.processes == 1 and self.number("stages", 1) > 1
+
+    @property
+    def trained_share(self) -> float | None:
+        """Of an epoch's samples, the share that each stage trains on, on average over the run."""
+        phases = "".join(PARALLEL if epoch.parallel else SERIAL for epoch in self.epochs)
+        return trained_share(self.text("method"), self.number("stages", 1), self.text("order"), phases)
+
     def text(self, key: str, default: str = "") -> str:
         value = self.recipe.get(key)
         return default if value is None else str(value)
@@ -91,6 +108,14 @@ class Run:
     def number(self, key: str, default: int) -> int:
         value = self.recipe.get(key)
         return value if isinstance(value, int) else default
+
+
+def trained_share(method: str, stages: int, order: str, phases: str) -> float | None:
+    """Half in a parallel epoch of the penalty in its red-black order, where neighbours take turns; else all."""
+    if not phases:
+        return None
+    halved = method in ("penalty", "Penalty") and stages > 1 and order != "joint"
+    return 1 - halved * phases.count(PARALLEL) / (2 * len(phases))
 
 
 def load(folders: Sequence[Path]) -> list[Run]:
@@ -167,6 +192,7 @@ def _assemble(
         test_loss=value("test_loss", last.test_loss if last else None),
         steps=_whole(summary, "steps_per_epoch"),
         processes=_whole(summary, "processes") or 1,
+        test_samples=_whole(summary, "test_samples") or TEST_SAMPLES.get(str(recipe.get("dataset"))),
         staleness=_whole(summary, "staleness"),
         timeline=tuple(timeline.read(folder / timeline.FILE)) if (folder / timeline.FILE).is_file() else (),
         reconstructions=_reconstructions(folder / pictures.FILE),

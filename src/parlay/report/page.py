@@ -79,6 +79,9 @@ def render(tasks: Sequence[Task], given: Given, title: str) -> str:
     reproductions = [_reproduction(one, n) for n, one in enumerate(given.reproductions, 1)]
     sections = [_section(task, n, given.forecasts) for n, task in enumerate(tasks, 1)]
     benches = [_bench(one, n) for n, one in enumerate(given.benches, 1)]
+    alone = len(sections) == 1 and not reproductions
+    if alone:  # the speed stands behind the headline, not below all the charts
+        sections[0]["benches"] = benches
     contents = [(one["id"], one["title"]) for one in reproductions]
     contents += [(one["id"], f"Runs: {one['task']}") for one in sections]
     contents += [(one["id"], f"Bench: {one['title']}") for one in benches]
@@ -87,7 +90,7 @@ def render(tasks: Sequence[Task], given: Given, title: str) -> str:
         contents=[*contents, *([("forecast", "Forecast")] if left else [])],
         reproductions=reproductions,
         sections=sections,
-        benches=benches,
+        benches=[] if alone else benches,
         forecasts=_simulated(left),
         zip=zip,
     )
@@ -106,14 +109,15 @@ def _section(task: Task, number: int, forecasts: Iterable[Forecast]) -> dict[str
         "id": f"task-{number}",
         "task": f"{task.dataset} · {task.model}",
         "headline": words.headline(task),
+        "names": words.names(task),
         "facts": words.facts(task),
         "columns": table,
         "rows": [
             Row([c.cells[n - 1] for c in table], n, swatches[group.label], "" if group.finished else "unfinished")
             for n, group in enumerate(task.groups, 1)
         ],
-        "reference": _references(task),
-        "unfinished": any(not run.finished for group in task.groups for run in group.runs),
+        "notes": words.notes(task),
+        "benches": [],
         "measure": "Test accuracy" if task.by_accuracy else "Test loss",
         "better": "above" if task.by_accuracy else "below",
         "has_serial": any(group.serial and group.finished for group in task.groups),
@@ -123,7 +127,6 @@ def _section(task: Task, number: int, forecasts: Iterable[Forecast]) -> dict[str
         "memory": costs.against_memory(task, numbers),
         "front_only": len(task.groups) > costs.NUMBERED,
         "speed": costs.against_speed(task, numbers) if task.timed else None,
-        "speed_note": speed.note(task) if task.timed else "",
         "legend": [(numbers[group.label], swatches[group.label], group.label) for group in lines],
         "left_out": len([group for group in task.groups if _has_epochs(group)]) - len(lines),
         "curves": [
@@ -266,23 +269,6 @@ def _table(columns: Sequence[Column], ours: Sequence[bool] = ()) -> dict[str, An
     count = len(columns[0].cells) if columns else 0
     rows = [Row([c.cells[n] for c in columns], mark="ours" if n < len(ours) and ours[n] else "") for n in range(count)]
     return {"columns": columns, "rows": rows}
-
-
-def _references(task: Task) -> str:
-    """Which serial configuration each gap is measured against, where that is not plain."""
-    used: dict[str, list[str]] = {}
-    for group in task.groups:
-        reference = task.reference(group)
-        if reference is not None and task.gap(group) is not None:
-            used.setdefault(reference.label, []).append(group.label)
-    if len(used) < 2:
-        return "".join(f"The gap is measured against {reference}." for reference in used)
-    if len(task.groups) > figures.LINES:
-        parts = [f"{len(labels)} against {reference}" for reference, labels in used.items()]
-        return (
-            f"Gaps are measured against the serial configuration most like each: {', '.join(parts)} (as the CSV tells)."
-        )
-    return "Gaps: " + "; ".join(f"{', '.join(labels)} against {reference}" for reference, labels in used.items()) + "."
 
 
 def _run(group: Group, run: Run, swatch: Markup, with_timeline: bool) -> dict[str, Any]:

@@ -16,12 +16,14 @@ from typing import Any
 
 from parlay.errors import InputError
 from parlay.report import pictures
-from parlay.report.load import shown
+from parlay.report.load import shown, trained_share
 from parlay.report.simulate import Times, of_stages
 from parlay.report.words import DASH, Cell, Column
+from parlay.schedule import Schedule
 
 FILE = "reproduction.json"
 FINISHED = re.compile(r"\d+ finished")
+SPEEDS, PER_SAMPLE = ("speedup_measured", "speedup_projected"), "_per_sample"
 KINDS = {
     "row": "",
     "measured": "measured here",
@@ -85,8 +87,8 @@ def read(path: Path) -> Reproduction:
 
 
 def _read(content: Any, folder: Path) -> Reproduction:
-    rows = content["rows"]
-    asked = [one for one in content["columns"] if _tells(one["key"], rows)]
+    rows, heads = content["rows"], _with_samples(content)
+    asked = [one for one in heads if _tells(one["key"], rows)]
     columns = tuple(
         Column(
             str(one.get("short") or one["title"]),
@@ -106,7 +108,7 @@ def _read(content: Any, folder: Path) -> Reproduction:
         facts=tuple(_facts(rows, str(content.get("metric")) == "test_loss")),
         columns=columns,
         kinds=tuple(KINDS.get(str(one.get("kind")), str(one.get("kind"))) for one in asked),
-        rows=tuple({str(one["key"]): row.get(one["key"]) for one in content["columns"]} for row in rows),
+        rows=tuple({str(one["key"]): row.get(one["key"]) for one in heads} for row in rows),
         ours=tuple(bool(row.get("ours")) for row in rows),
         pictures=tuple(_picture(folder, one) for one in content.get("figures") or () if _is_there(folder, one)),
         times={
@@ -118,6 +120,33 @@ def _read(content: Any, folder: Path) -> Reproduction:
         command=str(content.get("command") or ""),
         folders=tuple(dict.fromkeys(folder / str(name) for row in rows for name in row.get("folders") or ())),
     )
+
+
+def _with_samples(content: Any) -> list[Any]:
+    """The columns. Records of before lack the speed-ups per sample trained; these follow from the schedule."""
+    found: list[Any] = []
+    known = [one["key"] for one in content["columns"]]
+    for one in content["columns"]:
+        found.append(one)
+        if one["key"] in SPEEDS and one["key"] + PER_SAMPLE not in known:
+            found[-1] = {**one, "short": "speed\N{NON-BREAKING HYPHEN}up over serial"}
+            found.append({**one, "key": one["key"] + PER_SAMPLE, "short": "per sample trained"})
+    for row in content["rows"]:
+        for key in SPEEDS:
+            share = _share(row, content) if _is_number(row.get(key)) else None
+            row.setdefault(key + PER_SAMPLE, None if share is None else row[key] * share)
+    return found
+
+
+def _share(row: Any, content: Any) -> float | None:
+    joint = any(str(label).startswith("order joint") for label in content.get("labels") or ())
+    method, schedule = str(row.get("method")), str(row.get("schedule"))
+    if method != "penalty" or joint:
+        return 1.0
+    if schedule == "adaptive":
+        return None
+    phases = Schedule.parse(schedule).phases(int(content["epochs"]))
+    return trained_share(method, int(row["stages"]), "", phases)
 
 
 def _facts(rows: Sequence[Any], by_loss: bool) -> list[tuple[str, str, str]]:
@@ -135,11 +164,13 @@ def _facts(rows: Sequence[Any], by_loss: bool) -> list[tuple[str, str, str]]:
         best = ranked[0] if by_loss else ranked[-1]
         value = f"{best['value']:.4f}" if by_loss else f"{best['value']:.2f} %"
         speeds = [
-            f"{best[key]:.2f} {kind}"
-            for key, kind in (("speedup_measured", "measured here"), ("speedup_projected", "projected for K devices"))
-            if _is_number(best.get(key))
+            f"{best[key + PER_SAMPLE]:.2f} {kind}"
+            for key, kind in zip(SPEEDS, ("measured here", "projected for K devices"), strict=True)
+            if _is_number(best.get(key + PER_SAMPLE))
         ]
-        whose = str(best.get("label", "")) + (f"; speed-up {', '.join(speeds)}" if speeds else "")
+        whose = str(best.get("label", ""))
+        if speeds:
+            whose += f"; speed-up over serial per sample trained: {', '.join(speeds)}"
         found.append((value, name, whose))
     return found
 
@@ -157,8 +188,10 @@ def _messages(content: Any, stages: str, stage_ms: Sequence[float]) -> list[floa
 
 
 def _tells(key: str, rows: Sequence[Any]) -> bool:
-    """Is there anything to show in a column? That all runs have finished is not."""
+    """Is there anything to show in a column? That all runs have finished is not, nor that every sample was trained."""
     values = [row.get(key) for row in rows]
+    if key.endswith(PER_SAMPLE) and values == [row.get(key.removesuffix(PER_SAMPLE)) for row in rows]:
+        return False
     if key == "status":
         return not all(FINISHED.fullmatch(str(value)) for value in values)
     return any(value is not None for value in values)

@@ -34,6 +34,9 @@ def _times(task: Task, group: Group) -> dict[str, Any]:
         "serial_step_ms": _per_step(group, _phase_seconds(group.counted, parallel=False)),
         "parallel_step_ms": _per_step(group, _phase_seconds(group.counted, parallel=True)),
         "speedup": speedup(task, group),
+        "trained_share": group.mean(trained_share),
+        "speedup_per_sample": per_sample(task, group),
+        "takes_turns": group.recipe.takes_turns,
         "scatter": scatter(group),
         "unsteady": unsteady(task, group),
         "staleness": group.mean(staleness),
@@ -62,6 +65,21 @@ def speedup(task: Task, group: Group) -> float | None:
         return None
     ours, theirs = epoch_seconds(group.counted), epoch_seconds(reference.counted)
     return theirs / ours if ours and theirs else None
+
+
+def per_sample(task: Task, group: Group) -> float | None:
+    """The speed-up per sample trained: that per epoch counts work which a stage has left out."""
+    ratio, share = speedup(task, group), group.mean(trained_share)
+    return ratio * share if ratio is not None and share is not None else None
+
+
+def trained_share(run: Run) -> float | None:
+    return run.trained_share
+
+
+def shown(row: dict[str, Any]) -> float | None:
+    """The speed-up of a row that people may read: none where stages take turns in one process on a CPU."""
+    return None if row["takes_turns"] else row["speedup_per_sample"]
 
 
 def scatter(group: Group) -> float | None:
@@ -95,23 +113,43 @@ def staleness(run: Run) -> int | None:
     return run.steps if run.text("method") in ("al", "penalty") else None
 
 
+HALVES = "In a parallel epoch a stage of Penalty trains on half of the samples, which takes less time"
+
+
 def note(task: Task) -> str:
-    """What the times of a task are, in a sentence or two."""
-    apart = [run for group in task.groups for run in group.counted if run.number("stages", 1) > 1]
-    where = "; ".join(dict.fromkeys(_place(run) for group in task.groups for run in group.counted if run.devices))
-    text = f"Times are measured, on {where}: medians over the epochs, without evaluation" if where else ""
-    if text and any(run.processes == 1 for run in apart):
-        text += (
-            ". In one process all stages share the machine: that is what a method costs there, not what it gains with "
-            "a device for each stage, which parlay bench measures and parlay plan projects"
-        )
-    if text and any(unsteady(task, group) for group in task.groups):
+    """What the times of a task are, in short sentences; nothing where there are none to explain."""
+    runs = [run for group in task.groups for run in group.counted]
+    turns = "Stages take turns in one process on the CPU: these seconds are no speed-up" if _take_turns(task) else ""
+    halves = HALVES if any((run.trained_share or 1) < 1 for run in runs) else ""
+    if not task.timed:
+        return _sentences([] if task.beside else [turns, halves])
+    where = "; ".join(dict.fromkeys(_place(run) for run in runs if run.devices))
+    if not where:
+        return _sentences([halves])
+    found = [f"Times are measured, on {where}: medians over the epochs, without evaluation"]
+    if turns:
+        found.append(f"{turns}; parlay bench times a process per stage")
+    elif any(run.processes == 1 and run.number("stages", 1) > 1 for run in runs):
+        found.append("All stages of a process share its GPU; parlay plan projects a device for each")
+    if any(not group.serial and not group.recipe.takes_turns for group in task.groups):
+        against = dict.fromkeys(one.label for group in task.groups if (one := task.reference(group)))
+        found += [f"Baseline of the speed-ups, which are per sample trained: {', '.join(against)}"] if against else []
+    found.append(halves)
+    if any(unsteady(task, group) for group in task.groups):
         worst = max(scatter(group) or 1.0 for group in task.groups)
-        text += (
-            f". Times of the same work are up to {worst:.1f} times apart here (quartiles), as on a machine that does "
-            "other work beside it: do not rely on speeds with a question mark"
+        found.append(
+            f"Times of the same work differ by a factor of up to {worst:.1f} (quartiles), as on a busy machine: "
+            "do not rely on those with a question mark"
         )
-    return text + "." if text else ""
+    return _sentences(found)
+
+
+def _sentences(found: Sequence[str]) -> str:
+    return " ".join(f"{text}." for text in found if text)
+
+
+def _take_turns(task: Task) -> bool:
+    return any(run.takes_turns for group in task.groups for run in group.counted)
 
 
 def _place(run: Run) -> str:

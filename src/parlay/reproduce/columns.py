@@ -16,6 +16,7 @@ from parlay.reproduce.paper import Line
 from parlay.schedule import PARALLEL, SERIAL
 
 GIB = 1 << 30
+PER_SAMPLE = "_per_sample"
 MEASURED, PROJECTED, FORMULA, QUOTED, SAID = "measured", "projected", "formula", "quoted", "row"
 
 
@@ -44,13 +45,32 @@ def columns(loss: bool) -> list[Column]:
         Column("memory_gib", "memory, GiB", MEASURED),
         Column("formula_gib", "memory by formula, GiB", FORMULA, short="memory, GiB"),
         Column("paper_memory", "memory, paper", QUOTED, short="memory, GiB"),
-        Column("speedup_measured", "speed-up, measured", MEASURED, short="speed\N{NON-BREAKING HYPHEN}up"),
-        Column(
-            "speedup_projected", "speed-up, projected for K devices", PROJECTED, short="speed\N{NON-BREAKING HYPHEN}up"
-        ),
+        *_speeds("measured", MEASURED, "measured"),
+        *_speeds("projected", PROJECTED, "projected for K devices"),
         Column("paper_speedup", "speed-up, paper", QUOTED, short="speed\N{NON-BREAKING HYPHEN}up"),
         Column("status", "runs", SAID),
     ]
+
+
+def _speeds(name: str, kind: str, how: str) -> list[Column]:
+    """Per epoch, as the paper counts, and per sample trained, where a stage leaves samples out."""
+    epoch, sample = "speed\N{NON-BREAKING HYPHEN}up over serial", "per sample trained"
+    return [
+        Column(f"speedup_{name}", f"speed-up over serial, {how}", kind, short=epoch),
+        Column(f"speedup_{name}_per_sample", f"{sample}, {how}", kind, short=sample),
+    ]
+
+
+def telling(found: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """The columns with something to show: not those per sample where every stage trains on all samples."""
+
+    def tells(column: Column) -> bool:
+        values = [row[column.key] for row in rows]
+        if column.key.endswith(PER_SAMPLE):
+            return values != [row[column.key.removesuffix(PER_SAMPLE)] for row in rows]
+        return any(cell(value, column) for value in values)
+
+    return [column for column in found if tells(column)]
 
 
 @final
@@ -70,6 +90,7 @@ def row(line: Line, runs: Sequence[Run], facts: Facts, loss: bool) -> dict[str, 
     values = [value for run in finished if (value := run.test_loss if loss else run.test_accuracy) is not None]
     kept = [run.auxiliary_bytes for run in finished if run.auxiliary_bytes is not None]
     keeps = line.method != "serial"
+    share = next((run.trained_share for run in finished), None)
     return {
         "row": line.name,
         "label": line.label,
@@ -86,8 +107,11 @@ def row(line: Line, runs: Sequence[Run], facts: Facts, loss: bool) -> dict[str, 
         "memory_gib": max(kept) / GIB if kept and keeps else None,
         "formula_gib": facts.formula_bytes / GIB if facts.formula_bytes is not None and keeps else None,
         "paper_memory": line.quoted.memory,
+        "trained_share": share,
         "speedup_measured": facts.speedup_measured,
+        "speedup_measured_per_sample": _times(facts.speedup_measured, share),
         "speedup_projected": facts.speedup_projected,
+        "speedup_projected_per_sample": _times(facts.speedup_projected, share),
         "paper_speedup": line.quoted.speedup,
         "status": _status(runs),
         "values": values,
@@ -113,6 +137,10 @@ def as_json(found: Sequence[Column]) -> list[Mapping[str, Any]]:
     return [
         {"key": c.key, "title": c.title, "short": c.short or c.title, "kind": c.kind, "digits": c.digits} for c in found
     ]
+
+
+def _times(speedup: float | None, share: float | None) -> float | None:
+    return speedup * share if speedup is not None and share is not None else None
 
 
 def _status(runs: Sequence[Run]) -> str:

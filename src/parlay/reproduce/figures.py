@@ -90,10 +90,10 @@ def tradeoff(shown: Shown, name: str) -> list[Drawn]:
         _families(axes, points)
         if speed != "paper_speedup":
             _early_stopped(axes, shown, max(x for _, x, _ in points))
-        axes.set(xlabel=f"speed-up, {words}", ylabel=shown.measure)
+        axes.set(xlabel=f"speed-up per epoch, {words}", ylabel=shown.measure)
         axes.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
         dashes = "" if speed == "paper_speedup" else "; dashed: serial training with augmentation, stopped early"
-        caption = f"{shown.measure} against speed-up, {words}{dashes}"
+        caption = f"{shown.measure} against speed-up per epoch, {words}{dashes}"
         found.append(Drawn(figure, f"{name}-{speed.replace('_', '-')}", caption))
     return found
 

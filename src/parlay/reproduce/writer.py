@@ -23,13 +23,15 @@ from parlay.reproduce.request import Request
 from parlay.reproduce.speed import Timing, Timings, speedups
 
 OF_SPEED = (
-    "Measured speed-up: a parallel step against a serial one, by the same engine, in turn in one process on the "
-    "devices at hand; hybrids by their share of serial epochs. Empty on a CPU, whose cores all stages of a process "
-    "share.",
-    "Projected speed-up: for a device per stage, from stages timed alone and what crosses the interfaces, by the "
+    "Baseline of every speed-up here: serial training of the same network, with the same batch and the same engine.",
+    "Measured speed-up: a parallel step against a serial one, in turn in one process on the devices at hand; hybrids "
+    "by their share of serial epochs. Empty on a CPU, whose cores all stages of a process share.",
+    "Projected speed-up: a device for each stage, from stages timed alone and what crosses the interfaces, by the "
     "paper's formulas.",
-    "Penalty rows: neighbouring stages take turns at the samples (order red-black), so that a stage computes half of "
-    "each batch; that is a part of their speed-up.",
+)
+OF_HALVES = (
+    "In a parallel epoch a stage of Penalty trains on half of the samples (order red-black). "
+    "Its speed-up over serial counts epochs; the column beside it counts samples trained."
 )
 NO_TIMES: dict[str, Any] = {"serial_ms": None, "stage_ms": {}, "message_ms": {}}
 OF_PRINT = "Columns headed paper are quoted from it."
@@ -70,7 +72,7 @@ def write(request: Request, status: str, command: str, say: Callable[[str], None
         "scale": request.scale,
         "seeds": list(request.seeds),
         "labels": request.labels(),
-        "notes": _notes(request),
+        "notes": _notes(request, found),
         "metric": "test_loss" if request.loss else "test_accuracy",
         "columns": columns.as_json(heads),
         "rows": found.rows,
@@ -109,13 +111,15 @@ def _found(request: Request, say: Callable[[str], None] | None) -> Found:
     return Found(folders, made, recipes, known, timings.environment if any(known) else of_runs, rows)
 
 
-def _notes(request: Request) -> list[str]:
+def _notes(request: Request, found: Found) -> list[str]:
     printed = [line.quoted.memory for line in request.lines]
     wrong = [memory for memory in MISPRINTS if memory in printed]
     told = OF_PRINT
     if wrong:
         told += OF_MISPRINTS.format(printed=_listed(wrong), meant=_listed(MISPRINTS[memory] for memory in wrong))
-    return [*(OF_SPEED if request.experiment.shows_speed else ()), told]
+    halves = any((row["trained_share"] or 1) < 1 for row in found.rows)
+    of_speed = (*OF_SPEED, *([OF_HALVES] if halves else ())) if request.experiment.shows_speed else ()
+    return [*of_speed, told]
 
 
 def _listed(numbers: Iterable[float]) -> str:
@@ -154,7 +158,7 @@ def as_markdown(told: Mapping[str, Any], heads: Sequence[Column], rows: Sequence
     lines += [f"`{told['command']}`; seeds {seeds}; {', '.join(told['environment']['devices'])}.", ""]
     if told["labels"]:
         lines += [f"**Not the paper's experiment:** {'; '.join(told['labels'])}.", ""]
-    heads = [head for head in heads if any(columns.cell(row[head.key], head) for row in rows)]
+    heads = columns.telling(heads, rows)
     lines.append("| " + " | ".join(head.title for head in heads) + " |")
     lines.append("|" + "|".join("---" if head.key == "label" else "--:" for head in heads) + "|")
     for row in rows:
