@@ -18,6 +18,7 @@ from parlay.compare import OVER, Planned, begun, is_over, status_of
 from parlay.interrupt import Interrupt
 from parlay.launch import worker
 from parlay.progress import Progress
+from parlay.reproduce.queue import Budget
 
 LOOK = 0.5  # seconds between two looks at the processes
 TELL = 60.0  # seconds between two lines about those that go on
@@ -40,9 +41,17 @@ class _Going:
         return epochs_done(self.one)
 
 
-def carry_out(planned: Sequence[Planned], at_once: int, room: int | None, memory: Memory, progress: Progress) -> str:
+def carry_out(
+    planned: Sequence[Planned],
+    at_once: int,
+    room: int | None,
+    memory: Memory,
+    progress: Progress,
+    budget: Budget | None = None,
+) -> str:
     """Make the runs that are missing, so many at once and no more than fit into `room` bytes together.
 
+    Within a budget, only those that it has time for; those at work when it is over stop with a checkpoint.
     Gives the status of the whole, as `compare.carry_out` does: finished, interrupted or failed.
     """
     left = [one for one in planned if not is_over(one)]
@@ -55,15 +64,19 @@ def carry_out(planned: Sequence[Planned], at_once: int, room: int | None, memory
     going: list[_Going] = []
     with Interrupt() as interrupt:
         try:
-            while (left or going) and not interrupt.requested():
-                while (n := _next(left, going, at_once, room, needs)) is not None:
+            while not (interrupt.requested() or (budget is not None and budget.over())):
+                while (n := _next(left, going, at_once, room, needs, budget)) is not None:
                     going.append(_start(left.pop(n), at_once))
+                if not going:
+                    break
                 time.sleep(LOOK)
                 for ended in [one for one in going if one.process.poll() is not None]:
                     going.remove(ended)
                     over += 1
                     failed = failed or status_of(ended.one.folder) not in OVER
                     progress.line(f"{over} of {len(asked)} runs: {ended.one.title}: {_outcome(ended)}")
+                    if budget is not None:
+                        budget.queue.note(ended.one, _outcome(ended))
                 while seen < sum(map(epochs_done, asked)):
                     progress.step(_text(going))
                     seen += 1
@@ -84,9 +97,14 @@ def epochs_done(one: Planned) -> int:
 
 
 def _next(
-    left: Sequence[Planned], going: Sequence[_Going], at_once: int, room: int | None, needs: Mapping[Path, int]
+    left: Sequence[Planned],
+    going: Sequence[_Going],
+    at_once: int,
+    room: int | None,
+    needs: Mapping[Path, int],
+    budget: Budget | None = None,
 ) -> int | None:
-    """The first run that fits beside those at work; a run that fits nowhere is made alone.
+    """The first run that fits beside those at work, into the memory and the budget; too large a run is made alone.
 
     On a GPU the second waits until the first has an epoch behind it: code that it has compiled is there for all then.
     Of six that began at once each took three minutes for its first epoch, with the GPU idle most of that time (the VAE,
@@ -94,12 +112,14 @@ def _next(
     """
     if not left or len(going) >= at_once:
         return None
-    if room is None or not going:
-        return 0
-    if len(going) == 1 and going[0].epochs == 0:
+    if room is not None and len(going) == 1 and going[0].epochs == 0:
         return None
-    taken = sum(needs[one.one.folder] for one in going)
-    return next((n for n, one in enumerate(left) if taken + needs[one.folder] <= room), None)
+    taken, beside = sum(needs[one.one.folder] for one in going), [one.one for one in going]
+    for n, one in enumerate(left):
+        roomy = room is None or not going or taken + needs[one.folder] <= room
+        if roomy and (budget is None or budget.fits(one, beside)):
+            return n
+    return None
 
 
 def _start(one: Planned, at_once: int) -> _Going:

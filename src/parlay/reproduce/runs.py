@@ -11,20 +11,25 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from parlay import compare, plan
+from parlay.checkpoint import newest
 from parlay.compare import Fit, Planned
 from parlay.coupling import Streaming
+from parlay.errors import InputError
 from parlay.filters import downsample
 from parlay.progress import Progress
 from parlay.recipe import STREAMING, Recipe, flag
 from parlay.report.load import Run, load
 from parlay.reproduce import beside
 from parlay.reproduce.paper import Line
+from parlay.reproduce.queue import Budget, Queue
 from parlay.reproduce.request import Request, selected
 from parlay.run import Setup, set_up
+from parlay.schedule import Schedule
 from parlay.trainer import spread
 
 BESIDE = 8 << 30  # bytes of a process without its states: weights, activations, recorded steps, CUDA itself
@@ -39,13 +44,52 @@ def carry_out(requests: Sequence[Request], fit: Fit, progress: Progress) -> str:
     at_once = requests[0].at_once
     if at_once == 1:
         return compare.carry_out(planned, fit, progress)
-    recipe = planned[0].recipe
-    room = None
-    if spread(recipe.device, 1)[0].type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()  # what planning took is for the runs
-        room = int(ROOM * torch.cuda.mem_get_info()[0])
-    return beside.carry_out(planned, at_once, room, _bytes, progress)
+    return beside.carry_out(planned, at_once, _room(planned[0].recipe), _bytes, progress)
+
+
+def serve(queue: Queue, planned: Sequence[Planned], minutes: float, at_once: int, progress: Progress) -> str:
+    """The rows of a queue that there is time for; what becomes of them stands in its file. The status of the whole."""
+    over = [one for one in planned if compare.is_over(one)]
+    left = [one for one in planned if one not in over]
+    for one in left:
+        _refuse_other_checkpoint(one)
+    budget = Budget(queue, left, minutes)
+    for one in over:
+        queue.note(one)
+    if not left:
+        return "finished"
+    try:
+        return beside.carry_out(left, at_once, _room(left[0].recipe), _bytes, progress, budget)
+    finally:
+        for one in left:
+            queue.note(one)
+
+
+def _refuse_other_checkpoint(one: Planned) -> None:
+    """Its recipe and its checkpoint come from another machine, maybe by hand: do they belong together?"""
+    found = newest(one.folder / "checkpoints", lambda line: None)  # noqa: ARG005
+    if found is None:
+        return
+    setup = set_up(one.recipe)
+    ours: dict[str, Any] = {"seed": setup.recipe.seed, "cuts": list(setup.partition.cuts)}
+    theirs = {"seed": found.meta["made_with"]["seed"], "cuts": found.meta["cuts"]}
+    schedule = Schedule.parse(setup.recipe.schedule)
+    if schedule.kind != "adaptive":
+        ours["phases"], theirs["phases"] = schedule.phases(setup.recipe.epochs), found.meta["phases"]
+    for name, value in ours.items():
+        if theirs[name] != value:
+            raise InputError(
+                f"{found.path} is of another row (its {name} differ): take it away, or bring that of {one.row.text}"
+            )
+
+
+def _room(recipe: Recipe) -> int | None:
+    """Bytes for runs side by side; None where nobody counts."""
+    if spread(recipe.device, 1)[0].type != "cuda":
+        return None
+    gc.collect()
+    torch.cuda.empty_cache()  # what planning took is for the runs
+    return int(ROOM * torch.cuda.mem_get_info()[0])
 
 
 def _each_once(planned: Sequence[Planned]) -> list[Planned]:
@@ -56,15 +100,17 @@ def _each_once(planned: Sequence[Planned]) -> list[Planned]:
 def planned_runs(request: Request, lines: Sequence[Line]) -> list[Planned]:
     """All seeds of these lines. Whatever can be refused is refused here."""
     planned = compare.plan([request.row(line) for line in lines], request.seeds, request.keys(), request.runs)
-    return [_computed_as_it_was(one) for one in planned]
+    return [as_it_was(one) for one in planned]
 
 
-def _computed_as_it_was(one: Planned) -> Planned:
-    """A run that is there, compiled or not, is not another one for that: its seconds are no timings here."""
+def as_it_was(one: Planned) -> Planned:
+    """A run that is there, compiled or not, is not another one for that: its seconds are no timings here. Nor is one
+    that has been cut by cost before."""
     if not (one.folder / "recipe.toml").is_file():
         return one
     theirs = compare.kept(one.folder)
-    same = {key: theirs[key] for key in ("compile", "capture") if key in theirs}
+    measured = ("partition",) if one.recipe.partition == "cost" else ()
+    same = {key: theirs[key] for key in ("compile", "capture", *measured) if key in theirs}
     return replace(one, recipe=replace(one.recipe, **same))
 
 

@@ -1,0 +1,237 @@
+"""The queue of a long reproduction, served with a budget of minutes: its rows lie in a TOML file, in their order.
+
+    [serial-da-s0]         its name here
+    command = "parlay reproduce table1 --epochs 200 --rows serial-da --out results/paper/full"
+    minutes = 12.0         alone, as far as is known
+    state = "open"         or done, or failed
+    why = ""               its accuracy, or what went wrong
+    commit = ""            whose code ran it
+
+In: the file, and the run folders. Out: the file with what has become of each row. No torch at the top.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, final
+
+from parlay.compare import Planned, begun, status_of
+from parlay.errors import InputError
+from parlay.recipe import nearest
+
+OPEN, DONE, FAILED = STATES = ("open", "done", "failed")
+MEASURED = 3  # epochs; the first ones compile, so the fastest of them counts
+SIDE_BY_SIDE = 1.25  # times as fast as one by one, on an H200 (docs/reproduce.md)
+REACHED = 2.0  # times the budget is more work than it can hold
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """A row of the queue."""
+
+    command: str
+    minutes: float | None = None
+    """Alone. None: unknown, and the row cannot be served within a budget."""
+    state: str = OPEN
+    why: str = ""
+    commit: str = ""
+
+
+@final
+class Queue:
+    """The file, written anew whenever a row has changed; the comment at its top stays."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        text = _text(path)
+        lines = text.splitlines(keepends=True)
+        self.head = "".join(lines[: next((n for n, line in enumerate(lines) if not line.startswith("#")), len(lines))])
+        try:
+            content = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(
+                f"{path} is no queue ({error}): write a table for each row, as in [serial-da-s0]"
+            ) from None
+        self.entries = {name: _entry(name, keys, path) for name, keys in content.items()}
+        self._refuse_other_histories()
+
+    def chosen(self, names: Sequence[str], minutes: float) -> list[str]:
+        """The open rows of these names; where none are given, as many of the next as could be reached in the minutes:
+        to plan a row takes seconds of the GPU too."""
+        for name in names:
+            if name not in self.entries:
+                raise InputError(f"{self.path} has no row '{name}': write {nearest(name, self.entries or ['a row'])}")
+            if self.entries[name].state != OPEN:
+                raise InputError(f"{name} is {self.entries[name].state}: leave it out, or write state = 'open' for it")
+        found, work = [], 0.0
+        for name, entry in self.entries.items():
+            if entry.state == OPEN and (name in names if names else work <= REACHED * minutes):
+                found.append(name)
+                needed = entry.minutes or 0.0
+                work += needed if needed <= minutes else 0.0
+        return found
+
+    def change(self, name: str, **keys: Any) -> None:
+        from parlay.checkpoint import atomic_write
+
+        self.entries[name] = replace(self.entries[name], **keys)
+        tables = [f"[{_key(name)}]\n{_toml(entry)}" for name, entry in self.entries.items()]
+        atomic_write(self.path, "\n".join([*([self.head] if self.head else []), *tables]))
+
+    def note(self, one: Planned, said: str | None = None) -> None:
+        """What has become of a row; `said`: its process has ended with these words."""
+        status, entry = status_of(one.folder), self.entries[one.row.text]
+        keys: dict[str, Any] = {}
+        if status == "finished":
+            keys = {"state": DONE, "why": _result(one.folder)}
+        elif status == "diverged" or not (said or "interrupted").startswith("interrupted"):
+            keys = {"state": FAILED, "why": said or status}
+        if (keys or begun(one)) and not entry.commit:
+            keys["commit"] = code_commit()
+        if any(getattr(entry, key) != value for key, value in keys.items()):
+            self.change(one.row.text, **keys)
+
+    def needed(self, one: Planned) -> float | None:
+        """Minutes for the epochs that are left: by the row's own first epochs, by the queue before there are three."""
+        rows, epochs = _records(one.folder), one.recipe.epochs
+        left = max(epochs - len(rows), 0)
+        if len(rows) >= MEASURED:
+            return left * min(float(row["seconds"]) for row in rows[:MEASURED]) / 60
+        minutes = self.entries[one.row.text].minutes
+        return None if minutes is None else minutes * left / epochs
+
+    def standing(self, planned: Sequence[Planned]) -> list[dict[str, Any]]:
+        """All rows, and of those that were asked for how far they are."""
+        runs = {one.row.text: one for one in planned}
+        told = []
+        for name, entry in self.entries.items():
+            one = runs.get(name)
+            done, epochs = (len(_records(one.folder)), one.recipe.epochs) if one is not None else (None, None)
+            left = self.needed(one) if one is not None else entry.minutes
+            told.append({"row": name, **asdict(entry), "epochs_done": done, "epochs": epochs, "minutes_left": left})
+        return told
+
+    def _refuse_other_histories(self) -> None:
+        """A commit that ran a row must be one that a reader can look up. Outside of a repository nobody can."""
+        where = self.path.absolute().parent
+        if _git(where, "rev-parse", "HEAD") is None:
+            return
+        for name, entry in self.entries.items():
+            if entry.commit and _git(where, "merge-base", "--is-ancestor", entry.commit, "HEAD") is None:
+                raise InputError(
+                    f"the commit {entry.commit} of {name} is not in the history: write the one that ran it"
+                )
+
+
+@final
+class Budget:
+    """Minutes from now on, for these rows of a queue."""
+
+    def __init__(self, queue: Queue, planned: Iterable[Planned], minutes: float) -> None:
+        self.queue, self.minutes, self.began = queue, minutes, time.monotonic()
+        for one in planned:
+            if queue.needed(one) is None:
+                name = one.row.text
+                raise InputError(
+                    f"{name} has no estimate to go by: write its minutes in {queue.path}, as in minutes = 12"
+                )
+
+    @property
+    def left(self) -> float:
+        return self.minutes - (time.monotonic() - self.began) / 60
+
+    def over(self) -> bool:
+        return self.left <= 0
+
+    def fits(self, one: Planned, going: Sequence[Planned]) -> bool:
+        """Will it end in time, and will those at work beside it?"""
+        own, *others = (self.queue.needed(run) or 0.0 for run in (one, *going))
+        return own <= self.left and (not others or own + sum(others) <= SIDE_BY_SIDE * self.left)
+
+
+def as_text(told: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each row."""
+    width = max((len(row["row"]) for row in told), default=0)
+    lines = []
+    for row in told:
+        words = [row["state"], row["why"]]
+        if row["state"] == OPEN:
+            far = f"epoch {row['epochs_done']} of {row['epochs']}" if row["epochs_done"] else ""
+            left = f"{row['minutes_left']:.1f} minutes left" if row["minutes_left"] is not None else ""
+            words = [OPEN, far, left]
+        lines.append(f"{row['row']:<{width}}  {', '.join(word for word in words if word)}")
+    return "\n".join(lines)
+
+
+def code_commit() -> str:
+    """The commit of the code that runs here; empty where it lies in no repository."""
+    here = Path(__file__)
+    tracked = _git(here.parent, "ls-files", "--error-unmatch", here.name)
+    return (_git(here.parent, "rev-parse", "--short", "HEAD") or "") if tracked else ""
+
+
+def _git(where: Path, *words: str) -> str | None:
+    """What it prints; None where there is no git, or where it says no."""
+    if shutil.which("git") is None:
+        return None
+    made = subprocess.run(["git", "-C", str(where), *words], capture_output=True, text=True, check=False)
+    return made.stdout.strip() if made.returncode == 0 else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        raise InputError(f"no queue at {path}: write the path of a TOML file") from None
+    except (UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{path} is no queue ({error}): write the path of a TOML file") from None
+
+
+def _entry(name: str, keys: Any, path: Path) -> Entry:
+    known = {key.name: key for key in fields(Entry)}
+    if not isinstance(keys, dict):
+        raise InputError(f"{name} is {keys!r} in {path}: write a table for each row, as in [serial-da-s0]")
+    for key, value in keys.items():
+        if key not in known:
+            raise InputError(f"unknown key '{key}' in [{name}] of {path}: write '{nearest(key, known)}'")
+        if key == "minutes":
+            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+                raise InputError(f"minutes is {value!r} in [{name}] of {path}: write a number above 0")
+        elif not isinstance(value, str):
+            raise InputError(f"{key} is {value!r} in [{name}] of {path}: write a text")
+    if not keys.get("command"):
+        raise InputError(f"[{name}] of {path} has no command: write that of its run, as in parlay reproduce table1")
+    if keys.get("state", OPEN) not in STATES:
+        raise InputError(f"state is '{keys['state']}' in [{name}] of {path}: write one of {', '.join(STATES)}")
+    return Entry(**keys)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+
+
+def _toml(entry: Entry) -> str:
+    values = {key: value for key, value in asdict(entry).items() if value is not None}
+    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    from parlay import records
+
+    return records.read(folder / "records.jsonl")
+
+
+def _result(folder: Path) -> str:
+    found = json.loads((folder / "summary.json").read_text())
+    if found.get("test_accuracy") is not None:
+        return f"{found['test_accuracy']:.2f} %"
+    return f"test loss {found['test_loss']:.4f}" if found.get("test_loss") is not None else ""
