@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test lint clean
 
 demo: $(VENV)/.ready
-	$(BIN)/python examples/demo.py --out runs/demo
+	$(BIN)/parlay demo --out runs/demo
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest
