@@ -195,7 +195,7 @@ def says(rows: Sequence[Row], load: float = 0.0) -> list[str]:
 def _verdict(found: Found, unsteady: bool) -> str:
     level = found.level()
     first, alone = level[0], level == [found.fastest]
-    if unsteady and not alone:
+    if unsteady:
         return "the rounds differ too much to name the fastest"
     if first == LAYER_PARALLEL:
         return "two stages are the fastest here"
