@@ -224,6 +224,12 @@ def test_figures_that_vary_are_told_with_their_spread() -> None:
     assert "load average 3.2" in told
 
 
+def test_other_programs_at_work_are_told_even_where_the_figures_are_steady(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(speed, "cores", lambda: [0, 1])
+    assert len(speed.says(rows(), 1.9)) == 2
+    assert speed.says(rows(), 5.4)[2].startswith("Other programs were at work (load average 5.4 before)")
+
+
 def test_two_cores_are_really_timed(monkeypatch: Patch) -> None:
     keys: dict[str, Any] = {"dataset": "synthetic", "model": "resnet8", "synthetic_shape": "1,8,8"}
     small = Recipe(**keys, method="al", stages=2, partition="even", batch_size=16)

@@ -50,12 +50,15 @@ NAMES = {SERIAL: "one core", DATA_PARALLEL: "data parallel", PIPELINE: "the pipe
 
 def why_not() -> str | None:
     """Why there is nothing to time, in a sentence; None where two cores are there."""
-    count = len(cores()) or os.cpu_count() or 1
-    share = _quota()
+    count, share = _count(), _quota()
     if count >= 2 and share >= 2:
         return None
     what = "one core" if count < 2 else f"{share:g} cores' worth of time"
     return f"No speed is timed: stages that work at the same time need two cores, and this process may use {what}."
+
+
+def _count() -> int:
+    return len(cores()) or os.cpu_count() or 1
 
 
 def _quota() -> float:
@@ -189,6 +192,8 @@ def says(rows: Sequence[Row], load: float = 0.0) -> list[str]:
             f"These figures are unsteady: in the middle half of the rounds, {NAMES[name]} had {low:.2f} to {high:.2f} "
             f"(load average {load:.1f} before), so time again on an idle machine."
         )
+    elif load > max(_count(), 2):
+        told.append(f"Other programs were at work (load average {load:.1f} before), so time again on an idle machine.")
     return told
 
 
