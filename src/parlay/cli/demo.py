@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from parlay.recipe import Recipe
 
 EPOCHS = 15
+LEFT_TO_THE_PAGE = ("devices", "stages wait")  # a terminal may have 80 columns
 
 
 def add(commands: Commands) -> None:
@@ -91,8 +92,9 @@ def _tell(out: Path, found: list[Path], given: argparse.Namespace) -> dict[str, 
     if measured is not None:
         write_json(out / "bench.json", measured)
         parts.append(out / "bench.json")
-        found_speeds = bench.Bench.read(measured)
-        console.show_table(f"{found_speeds.title}, on two cores", bench.columns(found_speeds))
+        read = bench.Bench.read(measured)
+        columns = [column for column in bench.columns(read) if column.title not in LEFT_TO_THE_PAGE]
+        console.show_table(f"{read.title}, on two cores", columns)
     told["speedups"] = {row["system"]: row["speedup"] for row in measured["rows"]} if measured else {}
     told["says"] = [reason] if reason else measured["says"] if measured else []
     for sentence in told["says"]:

@@ -79,16 +79,18 @@ def measure(progress: Progress, command: str) -> dict[str, Any]:
     load = os.getloadavg()[0]
     progress.line("Timing on two cores: starting the processes")
     recipe = cpu.resolved(RECIPE)
-    with _systems(recipe) as (pipelines, others):
-        progress.begin(len(pipelines), 0)
-        tried = {}
-        for pipeline in pipelines:
-            progress.step(f"trying {pipeline.system} ({pipeline.note})")
-            tried[pipeline] = pipeline.time(1)
-        best = min(pipelines, key=lambda pipeline: tried[pipeline])
-        systems = [*others[:-1], best, others[-1]]
-        rounds = _rounds(sum(system.time(1) for system in others) + tried[best], progress, len(systems))
-        rows = interleaved(systems, Problem(recipe.model, recipe.batch_size), rounds, STEPS, progress.step)
+    try:
+        with _systems(recipe) as (pipelines, others):
+            progress.begin(len(pipelines), 0)
+            tried = {}
+            for pipeline in pipelines:
+                progress.step(f"trying {pipeline.system} ({pipeline.note})")
+                tried[pipeline] = pipeline.time(1)
+            best = min(pipelines, key=lambda pipeline: tried[pipeline])
+            systems = [*others[:-1], best, others[-1]]
+            rounds = _rounds(sum(system.time(1) for system in others) + tried[best], progress, len(systems))
+            rows = interleaved(systems, Problem(recipe.model, recipe.batch_size), rounds, STEPS, progress.step)
+    finally:
         progress.end()
     words = {f"{one.system}, {one.note}": 1000 * seconds for one, seconds in tried.items()}
     rows = [replace(row, extra={**row.extra, "tried_step_ms": words}) if is_pipeline(row) else row for row in rows]
