@@ -1,25 +1,36 @@
-# `make demo` trains on the embedded data and leaves a report; `make test` runs the tests. Each sets up what it needs.
+# `make demo` trains on the embedded data and leaves a page; `make test` runs the tests; `make wheel` builds what is
+# distributed and tries it. Each sets up what it needs. PYTHON names the Python to use, VENV the folder to set up.
 VENV ?= .venv
 PYTHON ?= python3
-BIN := $(VENV)/bin
+RUN := "$(VENV)/bin/python"
 
-.PHONY: demo test lint clean
+# Programs are started as modules: the first line of a script in a virtual environment cannot name a folder with spaces.
+# In the names of targets a space needs a backslash.
+empty :=
+READY := $(subst $(empty) $(empty),\ ,$(VENV))/.ready
 
-demo: $(VENV)/.ready
-	$(BIN)/python examples/demo.py --out runs/demo
+.PHONY: demo test lint wheel clean
 
-test: $(VENV)/.ready
-	$(BIN)/python -m pytest
+demo: $(READY)
+	@$(RUN) -m parlay.cli demo --out runs/demo
 
-lint: $(VENV)/.ready
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+test: $(READY)
+	$(RUN) -m pytest
 
-$(VENV)/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+wheel: $(READY)
+	rm -rf dist
+	$(RUN) -m build --no-isolation --outdir dist
+	$(RUN) .ci/wheel.py dist
+
+$(READY): pyproject.toml constraints.txt
+	@command -v "$(PYTHON)" >/dev/null || \
+		{ echo 'make: there is no $(PYTHON): name a Python, as in make demo PYTHON=python3.12' >&2; exit 1; }
+	@"$(PYTHON)" .ci/environment.py "$(VENV)"
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf "$(VENV)" runs dist

@@ -93,7 +93,7 @@ def test_without_its_package_it_is_refused_before_anything_runs(
     for engine in ("in-process", "distributed"):
         words = ("train", *SMALL, "--stages", 2, "--engine", engine, "--tensorboard", "--out", tmp_path / engine)
         assert parlay(*words) == 2
-        assert "pip install 'parlay[tensorboard]'" in answer(capsys)
+        assert "pip install 'parlay-train[tensorboard]'" in answer(capsys)
         assert not (tmp_path / engine / "records.jsonl").exists()
 
 

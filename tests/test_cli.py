@@ -52,7 +52,8 @@ def test_the_installed_command_and_the_module_run_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["train --help", "plan --help", "reproduce --help", "report --help", "data --help", "--version"]
+    "words",
+    ["demo --help", "train --help", "plan --help", "reproduce --help", "report --help", "data --help", "--version"],
 )
 def test_every_command_explains_itself(words: str, capsys: Capsys) -> None:
     with pytest.raises(SystemExit) as end:

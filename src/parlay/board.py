@@ -32,7 +32,9 @@ LISTS = {"losses": ("loss of stage/{}", 0), "violation": ("violation/interface {
 def check() -> None:
     """Is the package there? Asked before anything runs."""
     if find_spec("tensorboard") is None:
-        raise InputError("tensorboard is not installed: write pip install 'parlay[tensorboard]', or no --tensorboard")
+        raise InputError(
+            "tensorboard is not installed: write pip install 'parlay-train[tensorboard]', or no --tensorboard"
+        )
 
 
 class Board:

@@ -1,6 +1,6 @@
 """The command line. Flags come from the recipe's fields; torch is loaded only once there is something to run.
 
-train  compare  bench  plan  report  data     a file for each command: its flags, and what it does with them
+train  compare  bench  plan  report  data  demo     a file for each command: its flags, and what it does with them
 flags     the parser, and recipes made from flags
 exits     exit codes: 0 finished, 1 the run failed, 2 wrong input, answered in one line that says what to write
 """
@@ -14,12 +14,12 @@ import traceback
 from collections.abc import Sequence
 
 from parlay import __version__
-from parlay.cli import bench, compare, data, plan, report, reproduce, train
+from parlay.cli import bench, compare, data, demo, plan, report, reproduce, train
 from parlay.cli.exits import FAILED, WRONG, OutOfMemory, say_no
 from parlay.cli.flags import Parser, check_command, refuse_word
 from parlay.errors import InputError, StageLost
 
-COMMANDS = (train, plan, compare, bench, reproduce, report, data)
+COMMANDS = (demo, train, plan, compare, bench, reproduce, report, data)
 
 
 def main(words: Sequence[str] | None = None) -> int:

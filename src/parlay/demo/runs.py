@@ -1,0 +1,52 @@
+"""The runs of the demo: the same network, data, seed and epochs, trained serially and with layers in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from parlay import compare
+from parlay.compare import Fit, Planned, Row
+from parlay.progress import Progress
+from parlay.recipe import Recipe
+
+ROWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "serial": ("serial training", {"method": "serial"}),
+    "al-k2": ("AL (augmented Lagrangian), K = 2", {"method": "al", "stages": 2, "schedule": "parallel"}),
+    "al-k3": ("AL, K = 3", {"method": "al", "stages": 3, "schedule": "parallel"}),
+    "ds-sph-al-k3": (
+        "DS-SPH-AL (small states, a serial epoch in five), K = 3",
+        {"method": "al", "stages": 3, "schedule": "alternate:4:1", "downsample": 2},
+    ),
+    "replay-k3": ("replay, K = 3", {"method": "replay", "stages": 3, "schedule": "parallel"}),
+}
+"""By the names of their folders: what a person reads while they run, and the keys of their recipes.
+
+Some six seconds of a core each. The penalty method, and K = 2 of the last two, would teach nothing more.
+"""
+
+
+def planned(out: Path, epochs: int) -> list[Planned]:
+    return [
+        Planned(Row(text, keys), Recipe(epochs=epochs, checkpoint_every=0, **keys), out / name)
+        for name, (text, keys) in ROWS.items()
+    ]
+
+
+def train(runs: Sequence[Planned], fit: Fit, progress: Progress) -> str:
+    """One run after another. Gives the status of the whole: finished, interrupted or failed.
+
+    In one thread, so that the sums are added up alike, and the accuracies are the same, on any number of cores.
+    """
+    from parlay.bench.cpu import one_core
+
+    with one_core():
+        return compare.carry_out(runs, fit, progress)
+
+
+def forecast(epochs: int) -> dict[str, Any]:
+    """What the same network would take with a device for each of three stages."""
+    from parlay.plan import plan
+
+    return plan(Recipe(stages=3, epochs=epochs))
