@@ -94,6 +94,18 @@ def step() -> str:
     return standalone(to_svg(figure, "one parallel step of three stages and two interfaces", "docs step"))
 
 
+def waiting() -> str:
+    """The picture of the README: who works when, in as much time."""
+    times = Times((1.0,) * K, (2.0,) * K)
+    rows = [
+        ("serial training: one stage works, the others wait", play(times, "SS")),
+        ("layers in parallel: every stage works all the time", play(times, "P" * 2 * K)),
+    ]
+    return standalone(
+        gantt.draw(rows, K, "docs waiting", "time (simulated). Blue: forward, violet: backward; numbers are batches")
+    )
+
+
 def timeline() -> str:
     """Serial, layer-parallel, hybrid and replay on one clock, for stages of equal length."""
     times = Times((1.0,) * K, (2.0,) * K)
@@ -157,7 +169,7 @@ def _text(axes: Axes, x: float, y: float, text: str, ha: str = "center", size: f
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     with matplotlib.rc_context(STYLE):
-        for draw in (network, step, timeline):
+        for draw in (network, step, waiting, timeline):
             (FOLDER / f"{draw.__name__}.svg").write_text(draw(), encoding="utf-8")
 
 

@@ -14,9 +14,12 @@ import argparse
 import importlib.util
 import re
 import sys
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -58,6 +61,16 @@ def figures(name: str) -> dict[str, float]:
     return {f"{name}/{key}": value for key, value in experiment(name).figures().items()}
 
 
+def recorded(kind: Callable[[str], Mapping[str, Any]], name: str) -> Any:
+    """The table or the figure of this name."""
+    own = name.partition("/")[0]
+    found = kind(own) if own in experiments() else {}
+    if name not in found:
+        near = get_close_matches(name, found or experiments(), 1)
+        raise SystemExit(f"no record has '{name}'" + (f": did you mean {near[0]}?" if near else ""))
+    return found[name]
+
+
 def rounded(value: float, like: str) -> str:
     """With as many decimals as `like`, its sign where that has one, and its commas."""
     decimals = len(like.partition(".")[2])
@@ -71,10 +84,10 @@ def made(text: str, of: str | None) -> str:
 
     def table(found: re.Match[str]) -> str:
         name = found[2] if "/" in found[2] else f"{of}/{found[2]}"
-        return f"{found[1]}{tables(name.partition('/')[0])[name]}\n{found[3]}"
+        return f"{found[1]}{recorded(tables, name)}\n{found[3]}"
 
     def figure(found: re.Match[str]) -> str:
-        return rounded(figures(found[3].partition("/")[0])[found[3]], found[1]) + found[2]
+        return rounded(recorded(figures, found[3]), found[1]) + found[2]
 
     return FIGURE.sub(figure, TABLE.sub(table, text))
 

@@ -38,8 +38,8 @@ class Forecast:
     def speeds(self) -> str:
         """In words, and what a bar of the timeline is."""
         told = (
-            f"By time per sample trained {self.speedup_parallel:.2f} in a parallel epoch, "
-            f"{self.speedup:.2f} over the whole schedule"
+            f"Projected speed-up over serial training, by time per sample trained: {self.speedup_parallel:.2f} in a "
+            f"parallel epoch, {self.speedup:.2f} over the whole schedule"
         )
         if self.share == 1:
             return told

@@ -29,7 +29,7 @@ from parlay.recipe import nearest
 
 OPEN, DONE, FAILED = STATES = ("open", "done", "failed")
 MEASURED = 3  # epochs; the first ones compile, so the fastest of them counts
-SIDE_BY_SIDE = 1.25  # times as fast as one by one, on an H200 (docs/reproduce.md)
+SIDE_BY_SIDE = 1.25  # times as fast as one by one, on an H200 (docs/reproducing.md)
 REACHED = 2.0  # times the budget is more work than it can hold
 
 
