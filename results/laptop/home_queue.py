@@ -21,8 +21,11 @@ from home_rows import Job
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from parlay.errors import InputError
+
 WORKERS = 2
 UNFINISHED = ".partial"
+KEPT = {".toml", ".json", ".jsonl"}
 
 
 def make(todo: Sequence[Job], out: Path, data_dir: Path, say: "Shown") -> None:
@@ -50,9 +53,12 @@ def make(todo: Sequence[Job], out: Path, data_dir: Path, say: "Shown") -> None:
                 assert isinstance(pipe, Connection)
                 job = busy.pop(pipe)
                 try:
-                    say.ended(job, pipe.recv())
+                    told = pipe.recv()
                 except EOFError:
                     raise SystemExit(f"a worker ended in {job.name}: run the same command again to go on") from None
+                if isinstance(told, InputError):
+                    raise told
+                say.ended(job, told)
                 if waiting:
                     busy[pipe] = waiting.pop(0)
                     pipe.send(busy[pipe])
@@ -69,9 +75,13 @@ def _work(pipe: Connection, out: Path, data_dir: Path, facts: dict[str, str]) ->
 
     torch.set_num_threads(1)
     keep_freed_memory()
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
+    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
-            pipe.send(train(pipe.recv(), out, data_dir, facts))
+            job = pipe.recv()
+            try:
+                pipe.send(train(job, out, data_dir, facts))
+            except InputError as wrong:  # a damaged file of data, say
+                pipe.send(wrong)
 
 
 def train(job: Job, out: Path, data_dir: Path, facts: dict[str, str]) -> dict[str, Any]:
@@ -85,7 +95,9 @@ def train(job: Job, out: Path, data_dir: Path, facts: dict[str, str]) -> dict[st
     if result.status == "interrupted":
         raise KeyboardInterrupt
     shutil.rmtree(partial / "checkpoints", ignore_errors=True)
-    (partial / "model.safetensors").unlink(missing_ok=True)
+    for file in partial.iterdir():
+        if file.suffix not in KEPT:
+            file.unlink()
     cost = {"cpu_seconds": time.process_time() - cpu, "wall_seconds": time.perf_counter() - wall, **facts}
     (partial / "cost.json").write_text(json.dumps(cost, indent=2) + "\n")
     partial.replace(out / job.name)

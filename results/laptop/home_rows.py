@@ -70,6 +70,8 @@ class Job:
     problem: str
     row: str
     seed: int
+    epochs: int = 0
+    """0: as many as the problem has."""
 
     @property
     def name(self) -> str:
@@ -82,15 +84,29 @@ class Job:
     def keys(self, data_dir: Path) -> dict[str, Any]:
         """Of its recipe. It is judged once, after the last epoch, and leaves no checkpoint between."""
         problem, row = PROBLEMS[self.problem], ROWS[self.row]
+        epochs = self.epochs or problem.epochs
         return {
-            **{"dataset": problem.dataset, "model": problem.model, "epochs": problem.epochs},
-            **{"train_samples": problem.samples, "data_dir": str(data_dir), "device": "cpu"},
-            **{"method": row.method, "stages": row.stages, "schedule": row.schedule, "downsample": row.downsample},
-            **{"seed": self.seed, "judge_every": problem.epochs, "checkpoint_every": 0},
+            "dataset": problem.dataset,
+            "data_dir": str(data_dir),
+            "train_samples": problem.samples,
+            "model": problem.model,
+            "epochs": epochs,
+            "method": row.method,
+            "stages": row.stages,
+            "schedule": row.schedule,
+            "downsample": row.downsample,
+            "seed": self.seed,
+            "device": "cpu",
+            "judge_every": epochs,
+            "checkpoint_every": 0,
         }
+
+
+def problems(digits: bool = False) -> list[str]:
+    """All of them, or those of the digits alone."""
+    return [name for name, problem in PROBLEMS.items() if problem.dataset == "digits" or not digits]
 
 
 def jobs(digits: bool = False) -> list[Job]:
     """Seed by seed, so that every row has something early on."""
-    problems = [name for name, problem in PROBLEMS.items() if problem.dataset == "digits" or not digits]
-    return [Job(problem, row, seed) for seed in SEEDS for problem in problems for row in ROWS]
+    return [Job(problem, row, seed) for seed in SEEDS for problem in problems(digits) for row in ROWS]

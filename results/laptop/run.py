@@ -14,8 +14,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent)]
 
+import home_compare  # noqa: E402
 import home_queue  # noqa: E402
+import home_records  # noqa: E402
 import home_rows  # noqa: E402
+
+from parlay.errors import InputError  # noqa: E402
 
 PARTS = ("accuracy", "time", "compare")
 
@@ -29,11 +33,41 @@ def main() -> int:
     given = ask.parse_args()
     wrong = refused(given.out, given.data_dir, given.digits or given.only in ("time", "compare"))
     if wrong:
-        print(f"run.py: {wrong}", file=sys.stderr)
-        return 2
+        return fail(wrong)
     if given.only in (None, "accuracy"):
-        home_queue.make(home_rows.jobs(given.digits), given.out, given.data_dir, home_queue.Shown())
+        try:
+            home_queue.make(home_rows.jobs(given.digits), given.out, given.data_dir, home_queue.Shown())
+        except InputError as error:
+            return fail(str(error))
+    if given.only in (None, "time"):
+        import home_speed  # torch, which a comparison does without
+
+        wrong = home_speed.refused()
+        if wrong and given.only == "time":
+            return fail(wrong)
+        print(wrong or "timing: nothing else should run now", file=sys.stderr, flush=True)
+        for problem in home_rows.problems(given.digits) if not wrong else ():
+            home_speed.measure(problem, given.out, print_line)
+    if given.only in (None, "compare"):
+        if not given.out.is_dir():
+            return fail(f"no folder {given.out} to compare: write --out with one of this command, or no --only")
+        print("\n".join(home_compare.compare(home_records.read(given.out), recorded())))
     return 0
+
+
+def recorded() -> home_records.Found:
+    import records
+
+    return home_records.read(records.runs(HERE.name))
+
+
+def print_line(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def fail(text: str) -> int:
+    print_line(f"run.py: {text}")
+    return 2
 
 
 def refused(out: Path, data_dir: Path, digits: bool) -> str | None:
