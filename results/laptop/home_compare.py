@@ -26,12 +26,14 @@ def compare(home: Found, recorded: Found) -> list[str]:
     lines += _told("accuracies", len(scores), [text for key in scores if (text := _accuracy(key, home, recorded))])
     kept = [key for key in scores if home.cells[key].kept != recorded.cells[key].kept]
     lines += _told("numbers of bytes", len(scores), [_bytes(key, home, recorded) for key in kept])
+    if not scores:
+        lines.append("An accuracy counts when all rows of its problem have been run with its seed.")
     return lines + _told("speed-ups", len(speeds), [text for key in speeds if (text := _speed(key, home, recorded))])
 
 
 def _told(what: str, count: int, differing: list[str]) -> list[str]:
     if not count:
-        return [f"{what}: nothing to compare yet (an accuracy needs all rows of a seed)"]
+        return [f"{what}: nothing to compare yet"]
     if not differing:
         return [f"{what}: none of {count} differs"]
     return [f"{what}: {len(differing)} of {count} differ"] + [f"  {text}" for text in differing]

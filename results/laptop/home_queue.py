@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -39,33 +40,45 @@ def make(todo: Sequence[Job], out: Path, data_dir: Path, say: "Shown") -> None:
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # of the workers, before they import torch
     context, facts = get_context("spawn"), about()
     workers, busy = [], dict[Connection, Job]()
-    with say.counting(waiting):
-        for _ in range(min(WORKERS, len(waiting))):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, out, data_dir, facts), daemon=True)
-            process.start()
-            theirs.close()
-            workers.append(process)
-            busy[ours] = waiting.pop(0)
-            ours.send(busy[ours])
-        while busy:
-            for pipe in wait(list(busy)):
-                assert isinstance(pipe, Connection)
-                job = busy.pop(pipe)
-                try:
-                    told = pipe.recv()
-                except EOFError:
-                    raise SystemExit(f"a worker ended in {job.name}: run the same command again to go on") from None
-                if isinstance(told, InputError):
-                    raise told
-                say.ended(job, told)
-                if waiting:
-                    busy[pipe] = waiting.pop(0)
-                    pipe.send(busy[pipe])
-                else:
-                    pipe.close()
-    for process in workers:
-        process.join()
+    try:
+        with say.counting(waiting):
+            for _ in range(min(WORKERS, len(waiting))):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_work, args=(theirs, out, data_dir, facts), daemon=True)
+                heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its workers
+                process.start()
+                signal.signal(signal.SIGINT, heard)
+                theirs.close()
+                workers.append(process)
+                busy[ours] = waiting.pop(0)
+                ours.send(busy[ours])
+            while busy:
+                for pipe in wait(list(busy)):
+                    assert isinstance(pipe, Connection)
+                    job = busy.pop(pipe)
+                    say.ended(job, _answer(pipe, job))
+                    if waiting:
+                        busy[pipe] = waiting.pop(0)
+                        pipe.send(busy[pipe])
+                    else:
+                        pipe.close()
+    except BaseException:
+        for process in workers:
+            process.kill()
+        raise
+    finally:
+        for process in workers:
+            process.join()
+
+
+def _answer(pipe: Connection, job: Job) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] | InputError = pipe.recv()
+    except EOFError:
+        raise SystemExit(f"a worker ended in {job.name}: run the same command again to go on") from None
+    if isinstance(told, InputError):
+        raise told
+    return told
 
 
 def _work(pipe: Connection, out: Path, data_dir: Path, facts: dict[str, str]) -> None:
