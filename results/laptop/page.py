@@ -109,11 +109,13 @@ def answer(told: Found) -> str:
     for problem in told.seeds:
         gaps = [gap for row in ROWS if (gap := differs(told, problem, row))]
         every = len(ROWS) - 1
-        text = f"- {PROBLEMS[problem].title}: {every - len(gaps)} of {every} rows are level with serial training"
+        text = (
+            f"- {capital(PROBLEMS[problem].title)}: {every - len(gaps)} of {every} rows are level with serial training"
+        )
         for word, found in (("below", [-g for g in gaps if g < 0]), ("above", [g for g in gaps if g > 0])):
             most = f"{min(found):.1f} to {max(found):.1f}" if len(found) > 1 else f"{max(found, default=0):.1f}"
             text += f", {len(found)} {word} it by {most} points" if found else ""
-        lines.append(text + ".")
+        lines.append(f"{text}.")
     for problem in PROBLEMS:
         rows = {name: row for name in TIMED if (row := told.timed(problem, name))}
         if not rows:
@@ -123,6 +125,16 @@ def answer(told: Found) -> str:
         named = [f"{SYSTEMS.get(name) or ROWS[name].title} {rows[name]['speedup']:.2f}" for name in by_speed]
         lines.append(f"- Time, {short(problem)}: fastest are {'; '.join(named[:3])}. Slowest is {named[-1]}.")
     return "\n".join(lines)
+
+
+def spread(told: Found, problem: str) -> dict[int, list[float]]:
+    """Differences to serial training, by the number of stages."""
+    found: dict[int, list[float]] = {}
+    for name, row in ROWS.items():
+        gap = told.cells[problem, name].minus(told.cells[problem, "serial"])
+        if row.stages > 1 and gap is not None:
+            found.setdefault(row.stages, []).append(gap[0])
+    return found
 
 
 def differs(told: Found, problem: str, row: str) -> float | None:
@@ -188,6 +200,8 @@ def figures() -> dict[str, float]:
         values[f"{name}-trained"] = trained(row, problem)
     for problem in told.seeds:
         rows = [row for row in ROWS if row != "serial"]
+        for k, gaps in spread(told, problem).items():
+            values[f"{problem}-k{k}-least"], values[f"{problem}-k{k}-most"] = min(gaps), max(gaps)
         values[f"{problem}-visible"] = visible(problem, *2 * [told.cells[problem, "serial"]])
         values[f"{problem}-level"] = sum(differs(told, problem, row) is None for row in rows)
         values[f"{problem}-below"] = sum((differs(told, problem, row) or 0) < 0 for row in rows)
@@ -222,8 +236,12 @@ def short(problem: str) -> str:
     return f"{problem.partition('-')[0].replace('mnist', 'MNIST')} {network(problem)}"
 
 
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def plain(text: str) -> str:
-    return text.replace("-", "−")
+    return text.replace("-0.00", "+0.00").replace("-", "−")
 
 
 def markdown(head: list[str], lines: list[list[str]]) -> str:
