@@ -69,7 +69,7 @@ def test_the_page_is_what_the_records_say() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_a_figure_is_the_mean_over_the_seeds(recorded: Found) -> None:
-    folder, values = records.runs("laptop"), pages.figures()
+    folder, values = records.runs("laptop"), pages.figures("laptop")
     seeds = recorded.seeds[AL[0]]
     ours, serial = ([accuracy(folder, AL[0], row, seed) for seed in seeds] for row in (AL[1], "serial"))
     assert values["laptop/digits-resnet20-al-k2"] == pytest.approx(statistics.fmean(ours))

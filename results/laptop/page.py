@@ -42,6 +42,7 @@ def tables() -> dict[str, str]:
     return {
         "digits": accuracies(told, [name for name in PROBLEMS if name.startswith("digits")]),
         "mnist": accuracies(told, [name for name in PROBLEMS if name.startswith("mnist")]),
+        "gaps": gaps(told),
         "time": timings(told),
         "answer": answer(told),
         "made": made(told),
@@ -60,6 +61,17 @@ def accuracies(told: Found, problems: list[str]) -> str:
             cell = told.cells[problem, row]
             cells += [score(cell), gap(told, problem, row), memory(cell.kept)]
         lines.append(cells)
+    return markdown(head, lines)
+
+
+def gaps(told: Found) -> str:
+    """What each method costs, in short, for a page that explains the choice."""
+    shown = {"digits-resnet20": "digits, ResNet-20", "mnist-resnet8": "MNIST, ResNet-8"}
+    head = ["", *(f"{title}, K = {k}" for title in shown.values() for k in (2, 3))]
+    lines = [
+        [f"{capital(kind.title)}", *(gap(told, problem, f"{name}-k{k}") for problem in shown for k in (2, 3))]
+        for name, kind in KINDS.items()
+    ]
     return markdown(head, lines)
 
 
