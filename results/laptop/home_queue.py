@@ -129,11 +129,15 @@ def about() -> dict[str, str]:
     return {"commit": commit, "processor": processor()}
 
 
+def console() -> Console:
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 140)
+
+
 class Shown:
     """What a person sees of the queue: a bar with the time left on a terminal, a line per run elsewhere."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 140)
+        self.console = console()
         self.done = self.runs = 0
         self.spent = self.total = 0.0
         self.began = time.monotonic()

@@ -45,9 +45,11 @@ def main() -> int:
         wrong = home_speed.refused()
         if wrong and given.only == "time":
             return fail(wrong)
-        print(wrong or "timing: nothing else should run now", file=sys.stderr, flush=True)
+        print_line(wrong or "timing, some minutes: nothing else should run now")
         for problem in home_rows.problems(given.digits) if not wrong else ():
-            home_speed.measure(problem, given.out, print_line)
+            with home_queue.console().status("") as status:  # only seen on a terminal
+                home_speed.measure(problem, given.out, status.update)
+            print_line(f"{home_speed.file(given.out, problem)} is there")
     if given.only in (None, "compare"):
         if not given.out.is_dir():
             return fail(f"no folder {given.out} to compare: write --out with one of this command, or no --only")
