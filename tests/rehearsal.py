@@ -1,8 +1,8 @@
 """A CPU that behaves as badly as CUDA is allowed to: the seam of `parlay/lanes.py`, for tests.
 
 Work that is issued inside `with lane:` is not done at once. Every aten op is caught below autograd. Views are made at
-once; all else gets memory that holds NaN (huge numbers, where they are whole), and the computation joins the lane's queue.
-It runs when the host waits, and the lanes go in any order that the events between them allow:
+once. All else gets memory that holds NaN (huge numbers, where they are whole), and joins the lane's queue. It runs when
+the host waits, and the lanes go in any order that the events between them allow:
 
     earliest     each op as soon as it is issued
     latest       only what the host waits for, only then, and the newest first
@@ -13,24 +13,24 @@ It runs when the host waits, and the lanes go in any order that the events betwe
 A capture keeps the ops and runs none. A replay queues the same ops on the same memory and runs no Python of the caller.
 Numbers are baked in. A host wait inside a capture is an error that names the line.
 
-Memory comes from pools: one for each lane, and one for each graph that is given none. What Python has let go is used again
-by the same lane, in blocks that are powers of two; which block is left to chance. In its lane it is filled with NaN before.
-So what is read too late is found, and so is what another graph of the same pool overwrites.
+Memory comes from pools: one for each lane, and one for each graph that is given none. What Python has let go is used
+again by the same lane, in blocks that are powers of two; which block is left to chance. It is filled with NaN before
+the next thing that its lane does. So what is read too late is found, as is what another graph of the pool overwrites.
 
-Storages that come from a lane, from `send` or from `to_device` are device memory, all others are the host's. An op on both is an error, as in
-CUDA, but for numbers (0 dimensions, read when issued) and copies. What is issued outside of all lanes belongs to `main`, if
-it touches device memory; else it is the host's and done at once.
+Storages that come from a lane, from `send`, `adopt` or `to_device` are device memory, all others are the host's. An op
+on both is an error, as in CUDA, but for numbers (0 dimensions, read when issued) and copies. What is issued outside of
+all lanes belongs to `main`, if it touches device memory; else it is the host's and done at once.
 
-Random ops draw as those of CUDA do: by the seed of the device and the count of draws since, in the order in which the host issues them.
-A captured op draws anew in each replay, the number that it would have drawn uncaptured.
+Random ops draw as those of CUDA do: by the seed of the device and the count of draws since, in the order in which the
+host issues them. A captured op draws anew in each replay, the number that it would have drawn uncaptured.
 
 What it does not show:
 
 - Time: how fast anything is, or how much of a GPU works.
 - Two ops at the same moment. An op is whole here: a race is a wrong order of ops, never half a tensor.
-- CUDA's kernels: their rounding, workspaces, the algorithms that cuDNN chooses, the ops that autocast lowers (a CPU has a
-  list of its own), the ops that wait for the host or refuse a capture in CUDA only.
-- Several threads or devices, NCCL, memory that runs out, a queue that is full, an error that leaves the device unusable.
+- CUDA's kernels: their rounding, workspaces, the algorithms that cuDNN chooses, the ops that autocast lowers (a CPU
+  has a list of its own), the ops that wait for the host or refuse a capture in CUDA only.
+- Several threads or devices, NCCL, memory that runs out, a full queue, an error that leaves the device unusable.
 - `torch.compile`, ops of one's own that hide what they change, explicit generators, sparse tensors, `set_`, `resize_`,
   an `out=` of the wrong size.
 - What goes behind the dispatcher: `data_ptr`, dlpack; and `.cpu()`, `.to("cpu")`, which do nothing on a CPU. The host's
@@ -47,7 +47,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any, Self, TypeVar
 
 import torch
@@ -502,7 +501,7 @@ _known: dict[Any, Any] = {}
 
 
 def _results(func: Any, args: Any, kwargs: Any, dice: bool) -> Any:
-    """What an op would make, without memory. The op itself is asked, on zeros: so strides are those of the real kernel."""
+    """What an op would make, without memory. It is asked on zeros, so that strides are those of the real kernel."""
     leaves = _flat((args, kwargs))
     key = func, *((x.size(), x.stride(), x.dtype) if isinstance(x, Tensor) else (type(x), x) for x in leaves)
 

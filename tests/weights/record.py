@@ -29,7 +29,9 @@ SAME_EVERYWHERE = {
 }
 
 DIGITS = "--model resnet8 --dataset digits --train-samples 300 --batch-size 64 --device cpu --stages 3 --epochs 3"
-TINY = "--model resnet14 --dataset synthetic --synthetic-shape 1,8,8 --synthetic-samples 97 --batch-size 32 --device cpu"
+TINY = (
+    "--model resnet14 --dataset synthetic --synthetic-shape 1,8,8 --synthetic-samples 97 --batch-size 32 --device cpu"
+)
 TWO = f"{TINY} --engine distributed --stages 2 --serial-phase sequential"
 
 RUNS = {

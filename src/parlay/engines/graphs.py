@@ -48,7 +48,8 @@ class Graphed:
     def __call__(self, inputs: Inputs) -> Tensor:
         """The step's output, a tensor of its own."""
         if not self.full(inputs) or any(inputs[name].shape != value.shape for name, value in self.inputs.items()):
-            return self.step(inputs)
+            with self.lanes.current:
+                return self.step(inputs)
         with self.around():
             return self._quickly(inputs)
 

@@ -32,7 +32,7 @@ class Guard:
     def __init__(
         self, lanes: Lanes | None, device: torch.device, stages: Iterable[Stage] = (), agree: Agree | None = None
     ) -> None:
-        """`lanes`: of the device with the flag; None: the host looks. `stages`: what is trained, by fused optimisers."""
+        """`lanes`: of the device with the flag; None: the host looks. `stages`: all that fused optimisers train."""
         self._lanes = lanes
         self._agree = agree
         self._losses: list[Tensor] = []

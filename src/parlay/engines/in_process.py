@@ -181,7 +181,8 @@ class InProcess(Engine):
                 self._lanes.seed(batch.random(0))
             row = self._streaming(inputs)
         else:
-            row = stream.step(inputs)
+            with self._lanes.current:
+                row = stream.step(inputs)
         self._see(trained, row, len(self.stages))
 
     def finish(self) -> None:
