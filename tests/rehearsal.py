@@ -188,6 +188,11 @@ class Rehearsal(Lanes):
         if kind is None:
             self.synchronize()
 
+    @staticmethod
+    def aside() -> Any:
+        """What is done inside is the host's own: nothing of it is caught."""
+        return _disable_current_modes()
+
     # the seam
 
     def lane(self) -> RehearsalLane:
