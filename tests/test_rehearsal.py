@@ -20,7 +20,7 @@ from parlay.errors import Diverged
 from parlay.lanes import Lanes
 from parlay.stage import Stage
 from rehearsal import Rehearsal
-from rehearsed import difference, make, outcome, small, steps
+from rehearsed import difference, make, on, outcome, small, steps
 
 Phases = list[tuple[str, list[Batch]]]
 SCHEDULES = ["latest", "forwards", "random-1"]
@@ -261,3 +261,38 @@ def test_a_cpu_does_everything_at_once() -> None:
     assert value.tolist() == [1, 1]
     with pytest.raises(NotImplementedError):
         lanes.capture(lane)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("method", [AugmentedLagrangian(), Penalty(), Replay()], ids=lambda m: type(m).__name__)
+def test_a_loss_that_is_not_finite_stops_captured_updates_as_it_stops_eager_ones(
+    method: Any, schedule: str, tmp_path: Path
+) -> None:
+    def spoilt() -> in_process.InProcess:
+        made = make(method, 2, problems.images(64), tmp_path, model=small)
+        made.feed.split.inputs[steps(64, 2)[11].ids] = float("inf")
+        return made
+
+    batches = steps(64, 2)[8:]
+    eager = spoilt()
+    for interface in eager.interfaces:
+        interface.filled = True
+        interface.mean_square.fill_(1.0)
+    with pytest.raises(Diverged):  # noqa: PT012
+        for batch in batches:
+            eager.parallel_step(batch)
+    other = spoilt()
+    for interface in other.interfaces:
+        interface.filled = True
+        interface.mean_square.fill_(1.0)
+    with Rehearsal(schedule) as lanes:
+        with lanes.main:
+            running = on(lanes, other)
+        for batch in batches:
+            running.parallel_step(batch)
+        with pytest.raises(Diverged):
+            running.drain()
+        lanes.synchronize()
+    for mine, theirs in zip(running.stages, eager.stages, strict=True):
+        for name, weight in mine.parameters.items():
+            assert torch.equal(weight, theirs.parameters[name]), name
