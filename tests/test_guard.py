@@ -49,7 +49,7 @@ def test_fused_optimisers_change_nothing_while_the_flag_is_up(make: object) -> N
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_the_host_looks_at_all_losses(bad: float) -> None:
-    guard = Guard(None)
+    guard = Guard(None, torch.device("cpu"))
     for values, fine in (((1.0, 2.0), True), ((1.0, bad), False), ((bad, 1.0), False), ((3e38, 3e38), True)):
         for value in values:
             guard.seen(torch.tensor(value))

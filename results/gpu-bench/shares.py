@@ -204,7 +204,7 @@ class Stepped:
         self.steps = system.steps
         rows = self.bench.setup.recipe.batch_size
         self.graph = Graphed(
-            self.step, lambda inputs: len(inputs["ids"]) == rows, torch.device("cuda"), self.engine._forget, print
+            self.step, lambda inputs: len(inputs["ids"]) == rows, self.engine._lanes, self.engine._forget, print
         )
 
     def step(self, inputs: Inputs, quick: bool = False) -> Tensor:

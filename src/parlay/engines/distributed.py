@@ -49,6 +49,7 @@ from parlay.engines.shares import Share, Shares, divided
 from parlay.engines.world import World
 from parlay.evaluate import Loss, evaluate, in_float32, unchanged_buffers
 from parlay.interface import Cut, Interface
+from parlay.lanes import Cuda
 from parlay.launch import heartbeat
 from parlay.stage import Stage
 from parlay.timeline import Recorder, Span
@@ -113,7 +114,7 @@ class Distributed(Engine):
         self._say = say
         on_device = world.own_gpu and stage.can_be_recorded
         trained = station.parts() if station is not None else [stage]
-        self._guard = Guard(stage.device if on_device else None, trained, world.agreed)
+        self._guard = Guard(Cuda(stage.device) if on_device else None, stage.device, trained, world.agreed)
         self._norms = JointNorms(stage.module, world) if world.replicas > 1 else None
         # gloo carries a pipeline for CPUs only
         self._pipelined = pipelined and (stage.device.type == "cpu" or world.own_gpu)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, final
 
-import torch
 from torch import Tensor
+
+from parlay.lanes import Graph, Lanes
 
 Inputs = dict[str, Tensor]
 WARM = 3  # steps before the recording: lazily made buffers (momentum, workspaces) and compiled code must exist by then
@@ -31,14 +32,14 @@ class Graphed:
         self,
         step: Step,
         full: Callable[[Inputs], bool],
-        device: torch.device,
+        lanes: Lanes,
         forget: Callable[[], None],
         say: Callable[[str], None],
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.step, self.full, self.forget, self.say, self.around = step, full, forget, say, around
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.lanes, self.lane = lanes, lanes.lane()
+        self.graph: Graph | None = None
         self.inputs: Inputs = {}
         self.output: Tensor | None = None
         self.calls = 0
@@ -47,7 +48,8 @@ class Graphed:
     def __call__(self, inputs: Inputs) -> Tensor:
         """The step's output, a tensor of its own."""
         if not self.full(inputs) or any(inputs[name].shape != value.shape for name, value in self.inputs.items()):
-            return self.step(inputs)
+            with self.lanes.current:
+                return self.step(inputs)
         with self.around():
             return self._quickly(inputs)
 
@@ -65,20 +67,16 @@ class Graphed:
     def _aside(self, inputs: Inputs) -> Tensor:
         """As recording asks for it: on the stream that will record."""
         self.inputs = self.inputs or {name: value.clone() for name, value in inputs.items()}
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream), _fastest_convolutions():
+        outside = self.lanes.current
+        self.lane.follow(outside)
+        with self.lane, self.lanes.fastest_kernels():
             output = self.step(inputs, quick=True)
-        torch.cuda.current_stream().wait_stream(self.stream)
+        outside.follow(self.lane)
         return output
 
     def _record(self) -> bool:
-        graph = torch.cuda.CUDAGraph()
         try:
-            # thread_local: stores on the host go on copying in their own threads meanwhile
-            with (
-                torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"),
-                _fastest_convolutions(),
-            ):
+            with self.lanes.capture(self.lane) as graph, self.lanes.fastest_kernels():
                 self.output = self.step(self.inputs, quick=True)
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
@@ -88,15 +86,3 @@ class Graphed:
             return False
         self.graph = graph
         return True
-
-
-@contextmanager
-def _fastest_convolutions() -> Iterator[None]:
-    """Shapes stay the same here: trying all algorithms once pays. Not where equal results are asked for."""
-    flags = torch.backends.cudnn
-    before = flags.benchmark
-    flags.benchmark = before or not flags.deterministic
-    try:
-        yield
-    finally:
-        flags.benchmark = before

@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from parlay.lanes import Lanes
 from parlay.stage import Stage
 
 Agree = Callable[[Tensor], Any]
@@ -28,29 +29,36 @@ class Guard:
     update goes through `hold` first.
     """
 
-    def __init__(self, device: torch.device | None, stages: Iterable[Stage] = (), agree: Agree | None = None) -> None:
-        """`device`: the GPU with the flag; None: the host looks. `stages`: all that is trained, by fused optimisers."""
-        self.on_device = device is not None
+    def __init__(
+        self, lanes: Lanes | None, device: torch.device, stages: Iterable[Stage] = (), agree: Agree | None = None
+    ) -> None:
+        """`lanes`: of the device with the flag; None: the host looks. `stages`: all that fused optimisers train."""
+        self._lanes = lanes
         self._agree = agree
         self._losses: list[Tensor] = []
         self._agreement: Any = None
-        if device is not None:
-            self._flag = torch.zeros((), device=device)
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        if lanes is not None:
+            with lanes.main:
+                self._flag = torch.zeros((), device=device)
+            self._lane = lanes.lane()
             for stage in stages:
                 stage.hold_by(self._flag)
 
+    @property
+    def on_device(self) -> bool:
+        return self._lanes is not None
+
     def seen(self, loss: Tensor) -> None:
         self._losses.append(loss.detach())
-        if self.on_device:
-            self._stream.wait_stream(torch.cuda.current_stream())
+        if self._lanes is not None:
+            self._lane.follow(self._lanes.current)
 
     def look(self) -> bool:
         """May the step go on? On a GPU it always does, and `hold` and the flag decide."""
         losses, self._losses = self._losses, []
-        if not self.on_device:
+        if self._lanes is None:
             return all_finite(losses)
-        with torch.cuda.stream(self._stream):
+        with self._lane:
             self._flag.masked_fill_(~torch.stack([loss.float() for loss in losses]).isfinite().all(), 1.0)
             if self._agree is not None:
                 self._agreement = self._agree(self._flag)
@@ -58,8 +66,8 @@ class Guard:
 
     def hold(self) -> None:
         """What the current stream does next comes after the flag."""
-        if self.on_device:
-            torch.cuda.current_stream().wait_stream(self._stream)
+        if self._lanes is not None:
+            self._lanes.current.follow(self._lane)
             if self._agreement is not None:
                 self._agreement.wait()
 

@@ -18,14 +18,15 @@ from parlay.coupling import Coupling, Pair
 from parlay.coupling.streaming import Station, Streaming
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine, Totals, clip_gradients, raise_if_not_finite, stage_tensors
+from parlay.engines.branches import Branches
 from parlay.engines.compiled import CompiledBlocks, compiled
 from parlay.engines.graphs import Graphed, Inputs
 from parlay.engines.guard import Guard
-from parlay.engines.lanes import Lanes
 from parlay.engines.probe import Gradients, cosines
 from parlay.engines.stream import Stream
 from parlay.evaluate import Loss, evaluate, in_float32, unchanged_buffers
 from parlay.interface import Interface
+from parlay.lanes import Cuda, Event, Lanes
 from parlay.stage import Stage
 from parlay.stores.host import HostMemory
 from parlay.stores.window import Windows
@@ -57,7 +58,7 @@ class Coming(NamedTuple):
 
     steps: Steps
     rows: Tensor
-    arrived: torch.cuda.Event
+    arrived: Event
 
 
 @final
@@ -79,6 +80,7 @@ class InProcess(Engine):
         capture: bool = False,
         compile: bool = False,
         say: Callable[[str], None] = print,
+        lanes: Lanes | None = None,
     ) -> None:
         """`stations` are the stages at work, for a streaming method; there are no interfaces then.
 
@@ -104,7 +106,8 @@ class InProcess(Engine):
         self._following: Tensor | None = None
         device = stages[0].device
         model.train()
-        self._lanes = Lanes(len(stages), device if capture else None)
+        self._lanes = lanes or (Cuda(device) if capture else Lanes())
+        self._branches = Branches(self._lanes, len(stages))
         self._joints = self._quick_joints = [Joint.of(interface) for interface in interfaces]
         self._windows: Windows | None = None
         on_host = [store for interface in interfaces for store in interface.stores() if isinstance(store, HostMemory)]
@@ -123,18 +126,18 @@ class InProcess(Engine):
             def full(inputs: Inputs) -> bool:
                 return len(inputs["ids"]) == batch_size
 
-            self._parallel = Graphed(self._parallel_step, full, device, self._forget, say, self._through_windows)
-            self._serial = Graphed(self._serial_step, full, device, self._forget, say)
+            self._parallel = Graphed(self._parallel_step, full, self._lanes, self._forget, say, self._through_windows)
+            self._serial = Graphed(self._serial_step, full, self._lanes, self._forget, say)
         networks = [part for station in stations or [] for part in station.parts()] or stages
-        self._guard = Guard(device if capture else None, networks)
+        self._guard = Guard(self._lanes if capture else None, device, networks)
         self._stream: Stream | None = None
         if isinstance(coupling, Streaming):
             recorded = capture and coupling.recordable
-            common = coupling, stations or [], feed, self._lanes, self._guard, self._clip
+            common = coupling, stations or [], feed, self._branches, self._guard, self._clip
             self._stream = Stream(*common, recorded=recorded)
             self._streaming: Callable[[Inputs], Tensor] = self._stream.step
             if recorded:  # only steady steps come there, and all of them are alike
-                self._streaming = Graphed(self._stream.step, _always, device, self._forget, say)
+                self._streaming = Graphed(self._stream.step, _always, self._lanes, self._forget, say)
 
     def parallel_step(self, batch: Batch) -> None:
         if self._stream is not None:
@@ -171,12 +174,15 @@ class InProcess(Engine):
         if batch is not None and self._unproven and stream.recorded:
             self._prove_compiled(batch)
         trained, inputs = stream.enter(batch)
+        if self._captured:
+            inputs = self._on_device(inputs)
         if stream.recorded and stream.steady:  # what has random numbers draws them from one stream then
             if batch is not None:
-                _seed(self.stages[0].device, batch.random(0))
-            row = self._streaming(self._on_device(inputs))
+                self._lanes.seed(batch.random(0))
+            row = self._streaming(inputs)
         else:
-            row = stream.step(inputs)
+            with self._lanes.current:
+                row = stream.step(inputs)
         self._see(trained, row, len(self.stages))
 
     def finish(self) -> None:
@@ -189,9 +195,7 @@ class InProcess(Engine):
         self.drain()
 
     def _on_device(self, inputs: Inputs) -> Inputs:
-        """Through pinned memory, which PyTorch keeps until it is read: the host may be many steps ahead by then."""
-        device = self.stages[0].device
-        return {name: value.pin_memory().to(device, non_blocking=True) for name, value in inputs.items()}
+        return {name: self._lanes.send(value) for name, value in inputs.items()}
 
     def _see(self, batch: Batch | list[Batch | None], row: Tensor, losses: int) -> None:
         self._seen.append((batch, row, losses))
@@ -203,9 +207,8 @@ class InProcess(Engine):
     def _look(self) -> None:
         """At losses that have come; those of the last steps are sent on their way. The GPU is not waited for."""
         seen, self._seen = self._seen, []
-        here = torch.stack([row for _, row, _ in seen])
-        rows = torch.empty(here.shape, dtype=here.dtype, pin_memory=True).copy_(here, non_blocking=True)
-        before, self._coming = self._coming, Coming(seen, rows, torch.cuda.current_stream(here.device).record_event())
+        rows = self._lanes.fetch(torch.stack([row for _, row, _ in seen]))
+        before, self._coming = self._coming, Coming(seen, rows, self._lanes.current.mark())
         if before is not None:
             before.arrived.synchronize()
             self._add(before.steps, before.rows)
@@ -233,7 +236,7 @@ class InProcess(Engine):
         """Random numbers inside the network depend on the step and the stage alone."""
         self._seeds = [batch.random(k) for k in range(len(self.stages))]
         if self._captured:
-            _seed(self.stages[0].device, self._seeds[0])
+            self._lanes.seed(self._seeds[0])
         else:
             torch.manual_seed(self._seeds[0])
 
@@ -269,14 +272,14 @@ class InProcess(Engine):
     def _parallel_step(self, inputs: Inputs, quick: bool = False) -> Tensor:
         """One step of every stage, each in its lane; what crosses from one lane to another waits for it."""
         ids, beta = inputs["ids"], inputs["beta"]
-        count, lanes, joints = len(self.stages), self._lanes, self._quick_joints if quick else self._joints
+        count, branches, joints = len(self.stages), self._branches, self._quick_joints if quick else self._joints
         turns = [inputs.get(f"turn-{k}") for k in range(count)]
-        with lanes.side_by_side():
+        with branches.side_by_side():
             pairs = []
             for k, joint in enumerate(joints):
-                with lanes.lane(k + 1):
+                with branches.lane(k + 1):
                     pairs.append(joint.gather(ids))
-                lanes.after(k, k + 1)
+                branches.after(k, k + 1)
             if self._following is not None and not quick:  # on its way while this batch is computed
                 for interface in self.interfaces:
                     interface.prefetch(self._following)
@@ -284,7 +287,7 @@ class InProcess(Engine):
             # 1. every stage at once: its state through its blocks, its own loss, its own gradient
             losses, outputs, adjoints = [], [], []
             for k in range(count):
-                with lanes.lane(k):
+                with branches.lane(k):
                     x, loss, p = self._local_gradient(k, ids, turns[k], pairs, beta, quick, self._guard.seen)
                 losses.append(loss)
                 outputs.append(x)
@@ -292,7 +295,7 @@ class InProcess(Engine):
             if not self._guard.look():
                 return _row(losses)  # before any update; `drain` names the stage
             for k, stage in enumerate(self.stages):
-                with lanes.lane(k):
+                with branches.lane(k):
                     self._guard.hold()
                     self._clip(stage.gradients())
                     stage.set_rate(inputs["rate"])
@@ -301,8 +304,8 @@ class InProcess(Engine):
             # 2. every interface: new states and multipliers
             violations = []
             for k, joint in enumerate(joints):
-                lanes.after(k + 1, k)
-                with lanes.lane(k + 1):
+                branches.after(k + 1, k)
+                with branches.lane(k + 1):
                     args = ids, pairs[k], outputs[k], turns[k], adjoints[k + 1], turns[k + 1], beta
                     violations.append(joint.update(*args))
         return _row(losses, violations)
@@ -504,13 +507,6 @@ def _row(*columns: list[Tensor]) -> Tensor:
     """All numbers of a step in one tensor: one copy to the host takes them."""
     values = [value for column in columns for value in column]
     return torch.stack([value.float().to(values[0].device) for value in values])
-
-
-def _seed(device: torch.device, seed: int) -> None:
-    """`torch.manual_seed` for what recorded steps draw from. That one asks every kind of device, at each step."""
-    torch.default_generator.manual_seed(seed)
-    with torch.cuda.device(device):
-        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
 
 
 def _always(inputs: Inputs) -> bool:  # noqa: ARG001

@@ -16,9 +16,9 @@ from parlay import faults
 from parlay.coupling.streaming import Clip, Sent, Station, Streaming, Visit
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch
+from parlay.engines.branches import Branches
 from parlay.engines.graphs import Inputs
 from parlay.engines.guard import Guard
-from parlay.engines.lanes import Lanes
 
 OTHER_NETWORKS = "the checkpoint has no such networks beside these stages: they begin anew"
 OTHER_QUEUES = "the checkpoint's batches on their way are of another cut or method: they are left out"
@@ -143,7 +143,7 @@ class Stream:
         method: Streaming,
         stations: list[Station],
         feed: Feed,
-        lanes: Lanes,
+        branches: Branches,
         guard: Guard,
         clip: Clip,
         *,
@@ -151,7 +151,7 @@ class Stream:
     ) -> None:
         """`recorded`: steps become CUDA graphs."""
         self.method, self.stations, self.feed = method, stations, feed
-        self.lanes, self.guard, self.clip = lanes, guard, clip
+        self.branches, self.guard, self.clip = branches, guard, clip
         self.recorded = recorded
         count = len(stations)
         self.way = Way([method.lag(k, count) for k in range(count)], method.upwards)
@@ -204,12 +204,12 @@ class Stream:
 
     def step(self, inputs: Inputs, quick: bool = False) -> Tensor:
         """One step of every station, each in its lane; then the messages move."""
-        count, lanes = len(self.stations), self.lanes
-        with lanes.side_by_side():
+        count, branches = len(self.stations), self.branches
+        with branches.side_by_side():
             sent: list[Sent] = []
             losses: list[Tensor] = []
             for k, station in enumerate(self.stations):
-                with lanes.lane(k):
+                with branches.lane(k):
                     station.begin(inputs["rates"][k], quick)
                     sent.append(self._station_step(k, station, inputs))
                     loss = sent[k].loss
@@ -219,7 +219,7 @@ class Stream:
             if not self.guard.look():
                 return _row(losses)  # before any update; the engine names the stage
             for k, station in enumerate(self.stations):
-                with lanes.lane(k):
+                with branches.lane(k):
                     self.guard.hold()
                     if sent[k].trained:
                         station.update(self.clip)
