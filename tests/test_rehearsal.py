@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Any, int, dict[str, Any], Phases]] = {
 }
 
 
-@pytest.mark.parametrize(("case", "schedule"), zip(CASES, cycle(SCHEDULES)))
+@pytest.mark.parametrize(("case", "schedule"), list(zip(CASES, cycle(SCHEDULES), strict=False)))
 def test_captured_steps_equal_eager_ones(case: str, schedule: str, tmp_path: Path) -> None:
     method, stages, options, phases = CASES[case]
 
@@ -265,7 +265,7 @@ def test_a_cpu_does_everything_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "schedule"), zip([AugmentedLagrangian(), Penalty(), Replay()], SCHEDULES, strict=True)
+    ("method", "schedule"), list(zip([AugmentedLagrangian(), Penalty(), Replay()], SCHEDULES, strict=True))
 )
 def test_a_loss_that_is_not_finite_stops_captured_updates_as_it_stops_eager_ones(
     method: Any, schedule: str, tmp_path: Path
