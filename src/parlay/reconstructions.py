@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as packed
 from torch import Tensor, nn
 
 from parlay.data.feed import Feed
@@ -33,7 +33,7 @@ def save(model: nn.Module, test: Feed, path: Path) -> None:
         return
     low, high = float(images.min()), float(images.max())
     scratch = path.with_suffix(".partial")
-    save_file({"images": _bytes(images, low, high), "reconstructions": _bytes(rebuilt, low, high)}, scratch)
+    scratch.write_bytes(packed({"images": _bytes(images, low, high), "reconstructions": _bytes(rebuilt, low, high)}))
     scratch.replace(path)
 
 

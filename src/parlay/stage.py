@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from parlay.errors import InputError
+
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 CONVERTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers whose weights autocast takes in the low precision
 
@@ -32,6 +34,8 @@ class Stage:
         self.parameters = dict(module.named_parameters())
         trained = [w for w in self.parameters.values() if w.requires_grad]
         self.optimizer = make_optimizer(trained) if trained else None
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            raise InputError("LBFGS computes several passes a step, which stages cannot: write SGD, Adam or their kind")
         self._copies = self._low_precision() if autocast and device.type == "cuda" else {}
         self._stale = True
         self._quick: nn.Module | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from parlay import checkpoint, faults, reconstructions, timeline
@@ -491,9 +491,18 @@ class Run:
 
 
 def save_model(model: nn.Module, path: Path) -> None:
-    """The weights under their ordinary names; plain PyTorch loads them into the plain network."""
+    """The weights under their ordinary names; plain PyTorch loads them into the plain network.
+
+    Weights that several layers share stand there under each of their names, since the format holds no shared memory.
+    """
+    found: dict[str, Tensor] = {}
+    memory: set[int] = set()
+    for name, value in model.state_dict().items():
+        own = value.untyped_storage().data_ptr()
+        found[name] = value.clone() if own in memory else value.contiguous()
+        memory.add(own)
     scratch = path.with_suffix(".partial")
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, scratch)
+    scratch.write_bytes(save(found))  # `save_file` makes a file that only its owner may read, whatever the umask says
     scratch.replace(path)
 
 
