@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parlay.evaluate import estimate_statistics, evaluate, in_float32, unchanged_buffers
+from parlay.trainer import _autocast
 
 SIZES = [7, 7, 1, 4]  # unequal batches
 
@@ -125,3 +126,14 @@ def test_buffers_are_put_back_after_an_error_too() -> None:
     with pytest.raises(ZeroDivisionError):
         pass_and_fail()
     assert torch.equal(model[1].running_mean, before)
+
+
+@pytest.mark.parametrize(("supported", "low"), [(True, torch.bfloat16), (False, None)])
+def test_a_gpu_without_bfloat16_computes_in_float32_unless_it_is_asked_for(
+    supported: bool, low: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)  # noqa: ARG005
+    gpu = [torch.device("cuda", 0)]
+    assert _autocast("auto", gpu) == low
+    assert _autocast("bfloat16", gpu) == torch.bfloat16
+    assert _autocast("auto", [torch.device("cpu")]) is None

@@ -430,7 +430,8 @@ def _autocast(precision: str, devices: list[torch.device]) -> torch.dtype | None
     if precision not in ("auto", "float32", "bfloat16"):
         raise InputError(f"unknown precision '{precision}': write auto, float32 or bfloat16")
     on_gpu = all(device.type == "cuda" for device in devices)
-    return torch.bfloat16 if precision == "bfloat16" or (precision == "auto" and on_gpu) else None
+    pays = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)  # older GPUs only imitate it
+    return torch.bfloat16 if precision == "bfloat16" or (precision == "auto" and pays) else None
 
 
 def _gpus(devices: list[torch.device]) -> list[torch.device]:
