@@ -126,7 +126,9 @@ class Recipe:
 
     store: str = option("auto", "where states are kept; auto: the first that fits", ("auto", "device", "host", "file"))
     store_dtype: str = option("float32", "type of what is kept", ("float32", "bfloat16", "float16"))
-    precision: str = option("auto", "of forward and backward; auto: bfloat16 on GPUs that have it", ("auto", "float32", "bfloat16"))
+    precision: str = option(
+        "auto", "of forward and backward; auto: bfloat16 on GPUs that have it", ("auto", "float32", "bfloat16")
+    )
     capture: str = option("auto", "record steps as CUDA graphs where possible", ("auto", "off"))
     compile: str = option("auto", "compile recorded steps; auto: from 20,000 steps on", ("auto", "on", "off"))
     tensorboard: bool = option(False, "write scalars for TensorBoard into the run folder")

@@ -2,6 +2,7 @@
 
 train  compare  bench  plan  report  data  demo     a file for each command: its flags, and what it does with them
 flags     the parser, and recipes made from flags
+streams   output that cannot end a run
 exits     exit codes: 0 finished, 1 the run failed, 2 wrong input, answered in one line that says what to write
 """
 
@@ -17,13 +18,18 @@ from parlay import __version__
 from parlay.cli import bench, compare, data, demo, plan, report, reproduce, train
 from parlay.cli.exits import FAILED, WRONG, OutOfMemory, say_no
 from parlay.cli.flags import Parser, check_command, refuse_word
+from parlay.cli.streams import forgiving_streams
 from parlay.errors import InputError, StageLost
 
 COMMANDS = (demo, train, plan, compare, bench, reproduce, report, data)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if words is None else words)
+    with forgiving_streams():
+        return _main(list(sys.argv[1:] if words is None else words))
+
+
+def _main(words: list[str]) -> int:
     try:
         parser = make_parser()
         check_command(parser, words)
@@ -41,8 +47,6 @@ def main(words: Sequence[str] | None = None) -> int:
         return say_no(line, FAILED, error)
     except (OutOfMemory, StageLost) as error:
         return say_no(str(error), FAILED, error)
-    except BrokenPipeError:
-        return FAILED
     except Exception as error:  # the last resort: a line for the user, the rest for whoever asks for it
         if os.environ.get("PARLAY_DEBUG") == "1":
             traceback.print_exc()
