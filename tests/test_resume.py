@@ -124,6 +124,25 @@ def test_a_checkpoint_without_states_is_that_of_serial_training_and_states_are_s
     assert all(math.isfinite(row["train_loss"]) for row in records(small))
 
 
+@pytest.mark.parametrize("method", ["al", "penalty", "replay"])
+def test_states_of_another_cut_are_not_taken_where_their_shapes_are_the_same(
+    method: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Resumed at another cut, a run ends as if its checkpoint had no states, or no batches on their way."""
+    words = f"--model resnet14 --method {method} --schedule parallel --epochs 3 --stages 2"
+    outs = tmp_path / "with", tmp_path / "without"
+    for out, states in zip(outs, ("on", "off"), strict=True):
+        with pytest.MonkeyPatch.context() as patch:
+            listen(patch, stop_after=2 * STEPS + 1)
+            assert train(out, *words.split(), "--partition", "2", "--checkpoint-states", states) == 1
+    heard = listen(monkeypatch)
+    for out in outs:
+        assert resume(out, "--partition", "3") == 0
+        assert "the checkpoint was cut at [2]: the states are set anew" in heard.lines
+    one, other = kept(outs[0]), kept(outs[1])
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
 def test_hybrids_that_differ_in_their_tail_can_share_what_comes_before_it(tmp_path: Path) -> None:
     """A copy of the longer parallel phase, without states, goes on as serial training: bit for bit the shorter one."""
     whole, longer, short = tmp_path / "whole", tmp_path / "longer", tmp_path / "short"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from parlay import checkpoint, faults, reconstructions, timeline
 from parlay.board import Board
 from parlay.checkpoint import atomic_write
 from parlay.coupling import Coupling, Streaming
+from parlay.coupling.streaming import BESIDE
 from parlay.data import batches
 from parlay.data.batches import drawn, mixed_seed
 from parlay.data.feed import Feed
@@ -372,8 +373,9 @@ class Run:
             self.phases = (found.meta["phases"][: self.position.epoch + 1] + PARALLEL * self.epochs)[: self.epochs]
         self.began -= found.meta["total_seconds"]
         self.saved = found.path
-        self.engine.load(parts)
-        if found.meta["cuts"] != list(self.trainer.partition.cuts):
+        moved = found.meta["cuts"] != list(self.trainer.partition.cuts)
+        self.engine.load(_without_states(parts) if moved else parts)
+        if moved:
             say(f"the checkpoint was cut at {found.meta['cuts']}: the states are set anew")
             self.position.totals, self.position.violation_at_entry = Totals(), None  # of other stages
         elif any(name.startswith("interface-") for name in found.parts) and not self.engine.filled:
@@ -488,6 +490,19 @@ class Run:
             "environment": environment([_name(device) for device in trainer.devices]),
             **trainer.about,
         }
+
+
+def _without_states(parts: Mapping[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """What is left of a checkpoint at other cuts, where states may have the same shapes and be those of other places.
+
+    Of a streaming method the networks beside the stages are left, and how far its batches had come.
+    """
+    stations = {name: part for name, part in parts.items() if name.startswith("station-")}
+    left = {
+        name: {key: value for key, value in part.items() if key.startswith((BESIDE, "way/"))}
+        for name, part in stations.items()
+    }
+    return {name: part for name, part in parts.items() if not name.startswith("interface-")} | left
 
 
 def save_model(model: nn.Module, path: Path) -> None:
