@@ -24,7 +24,7 @@ import home_records  # noqa: E402
 import home_speed  # noqa: E402
 import pages  # noqa: E402
 import records  # noqa: E402
-from home_records import Found  # noqa: E402
+from home_records import Table  # noqa: E402
 from home_rows import PROBLEMS, ROWS, SEEDS, Job, jobs  # noqa: E402
 
 from parlay.bench.gang import Gang  # noqa: E402
@@ -36,7 +36,7 @@ LATE = 60.0
 
 
 @pytest.fixture(scope="module")
-def recorded() -> Found:
+def recorded() -> Table:
     return home_records.read(records.runs("laptop"))
 
 
@@ -68,7 +68,7 @@ def test_the_page_is_what_the_records_say() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_figure_is_the_mean_over_the_seeds(recorded: Found) -> None:
+def test_a_figure_is_the_mean_over_the_seeds(recorded: Table) -> None:
     folder, values = records.runs("laptop"), pages.figures("laptop")
     seeds = recorded.seeds[AL[0]]
     ours, serial = ([accuracy(folder, AL[0], row, seed) for seed in seeds] for row in (AL[1], "serial"))
@@ -84,7 +84,7 @@ def accuracy(folder: Path, problem: str, row: str, seed: int) -> float:
 
 
 @pytest.mark.usefixtures("alone")
-def test_without_timings_the_page_says_open(recorded: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_timings_the_page_says_open(recorded: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     page = pages.experiment("laptop")
     monkeypatch.setattr(page, "found", lambda: replace(recorded, times={}))
     cells = [cell.strip() for line in page.tables()["time"].splitlines()[2:] for cell in line.split("|")[2:-1]]
@@ -93,7 +93,7 @@ def test_without_timings_the_page_says_open(recorded: Found, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("alone")
-def test_times_are_those_of_a_sample_trained(recorded: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_those_of_a_sample_trained(recorded: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     page = pages.experiment("laptop")
     monkeypatch.setattr(page, "found", lambda: timed(recorded, 1.8, 1.7, 1.9))
     assert page.figures()["time-digits-resnet20-al-k2-us"] == pytest.approx(1000 * 25.6 / 128)
@@ -103,13 +103,13 @@ def test_times_are_those_of_a_sample_trained(recorded: Found, monkeypatch: pytes
 # Against the recorded table
 
 
-def test_the_same_runs_differ_in_nothing(recorded: Found) -> None:
+def test_the_same_runs_differ_in_nothing(recorded: Table) -> None:
     lines = home_compare.compare(recorded, recorded)
     assert [line for line in lines if line.startswith("accuracies")] == [f"accuracies: none of {3 * 19} differs"]
     assert [line for line in lines if line.startswith("  ")] == []
 
 
-def test_a_planted_difference_is_found(recorded: Found) -> None:
+def test_a_planted_difference_is_found(recorded: Table) -> None:
     cell = recorded.cells[AL]
     worse = replace(cell, scores={seed: score - 5 for seed, score in cell.scores.items()})
     found = home_compare.compare(replace(recorded, cells={**recorded.cells, AL: worse}), recorded)
@@ -118,35 +118,35 @@ def test_a_planted_difference_is_found(recorded: Found) -> None:
     assert line.startswith("  digits, ResNet-20, AL, K = 2: ")
 
 
-def test_a_difference_within_the_spread_is_none(recorded: Found) -> None:
+def test_a_difference_within_the_spread_is_none(recorded: Table) -> None:
     cell = replace(recorded.cells[AL], scores=dict(zip(SEEDS, (96.0, 97.0, 98.0, 97.5, 96.5), strict=True)))
     other = replace(cell, scores={seed: score + 1 for seed, score in cell.scores.items()})
     here, there = (replace(recorded, cells={**recorded.cells, AL: each}) for each in (cell, other))
     assert f"accuracies: none of {3 * 19} differs" in home_compare.compare(here, there)
 
 
-def test_one_test_image_is_no_difference_however_small_the_spread(recorded: Found) -> None:
+def test_one_test_image_is_no_difference_however_small_the_spread(recorded: Table) -> None:
     cell = replace(recorded.cells[AL], scores=dict.fromkeys(SEEDS, 97.5))
     other = replace(cell, scores=dict.fromkeys(SEEDS, 97.5 + 100 / 360))
     here, there = (replace(recorded, cells={**recorded.cells, AL: each}) for each in (cell, other))
     assert f"accuracies: none of {3 * 19} differs" in home_compare.compare(here, there)
 
 
-def test_a_row_that_diverges_at_home_alone_is_told(recorded: Found) -> None:
+def test_a_row_that_diverges_at_home_alone_is_told(recorded: Table) -> None:
     cell = recorded.cells[AL]
     lost = replace(cell, scores={k: v for k, v in cell.scores.items() if k}, lost={0: "diverged"})
     found = home_compare.compare(replace(recorded, cells={**recorded.cells, AL: lost}), recorded)
     assert [line for line in found if f"1 of {len(cell.scores)} runs diverged here" in line]
 
 
-def test_speed_ups_differ_where_their_quartiles_do_not_meet(recorded: Found) -> None:
+def test_speed_ups_differ_where_their_quartiles_do_not_meet(recorded: Table) -> None:
     there = timed(recorded, 1.8, 1.7, 1.9)
     assert "speed-ups: none of 1 differs" in home_compare.compare(timed(recorded, 1.6, 1.5, 1.71), there)
     found = home_compare.compare(timed(recorded, 1.6, 1.5, 1.69), there)
     assert found[-1] == "  digits, ResNet-20, AL, K = 2: 1.60 [1.50, 1.69] here, 1.80 [1.70, 1.90] recorded"
 
 
-def timed(recorded: Found, usual: float, low: float, high: float) -> Found:
+def timed(recorded: Table, usual: float, low: float, high: float) -> Table:
     row = {"system": AL[1], "step_ms": 25.6, "batch_size": 128}
     row |= {"speedup": usual, "speedup_low": low, "speedup_high": high}
     about = {"processor": "one", "torch": "2", "commit": "x", "load_before": 0.0}

@@ -1,8 +1,8 @@
-"""What came out at home, held against the recorded table. In: two `Found`. Out: lines that say where they differ."""
+"""What came out at home, held against the recorded table. In: two tables. Out: lines that say where they differ."""
 
 import math
 
-from home_records import Cell, Found
+from home_records import Cell, Table
 from home_rows import PROBLEMS, ROWS
 
 ERRORS = 3.0
@@ -14,7 +14,7 @@ RULE = (
 )
 
 
-def compare(home: Found, recorded: Found) -> list[str]:
+def compare(home: Table, recorded: Table) -> list[str]:
     scores = [key for key in recorded.cells if key in home.cells]
     speeds = [
         (problem, row["system"])
@@ -39,7 +39,7 @@ def _told(what: str, count: int, differing: list[str]) -> list[str]:
     return [f"{what}: {len(differing)} of {count} differ"] + [f"  {text}" for text in differing]
 
 
-def _accuracy(key: tuple[str, str], home: Found, recorded: Found) -> str | None:
+def _accuracy(key: tuple[str, str], home: Table, recorded: Table) -> str | None:
     ours, theirs = home.cells[key], recorded.cells[key]
     problem, row = key
     told = f"{PROBLEMS[problem].title}, {ROWS[row].title}: {described(ours)} here, {described(theirs)} recorded"
@@ -57,12 +57,12 @@ def described(cell: Cell) -> str:
     return f"{cell.mean:.2f} %" if cell.error is None else f"{cell.mean:.2f} ± {cell.error:.2f} %"
 
 
-def _bytes(key: tuple[str, str], home: Found, recorded: Found) -> str:
+def _bytes(key: tuple[str, str], home: Table, recorded: Table) -> str:
     name = f"{PROBLEMS[key[0]].title}, {ROWS[key[1]].title}"
     return f"{name}: {home.cells[key].kept:,} here, {recorded.cells[key].kept:,} recorded"
 
 
-def _speed(key: tuple[str, str], home: Found, recorded: Found) -> str | None:
+def _speed(key: tuple[str, str], home: Table, recorded: Table) -> str | None:
     ours, theirs = home.timed(*key), recorded.timed(*key)
     assert ours is not None
     assert theirs is not None

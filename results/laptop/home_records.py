@@ -44,7 +44,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Found:
+class Table:
     """Of one folder."""
 
     seeds: dict[str, tuple[int, ...]]
@@ -71,7 +71,7 @@ class Found:
         )
 
 
-def read(folder: Path) -> Found:
+def read(folder: Path) -> Table:
     seeds, cells, costs, times = {}, {}, {}, {}
     for problem in PROBLEMS:
         every = {(row, seed): folder / Job(problem, row, seed).name for row in ROWS for seed in SEEDS}
@@ -86,7 +86,7 @@ def read(folder: Path) -> Found:
             ]
         if (folder / f"time-{problem}.json").exists():
             times[problem] = _json(folder / f"time-{problem}.json")
-    return Found(seeds, cells, costs, times)
+    return Table(seeds, cells, costs, times)
 
 
 def _cell(summaries: dict[int, dict[str, Any]]) -> Cell:

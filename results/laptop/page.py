@@ -15,7 +15,7 @@ sys.path += [str(HERE), str(HERE.parent)]
 
 import records  # noqa: E402
 from home_compare import ERRORS, IMAGES  # noqa: E402
-from home_records import Cell, Found, read  # noqa: E402
+from home_records import Cell, Table, read  # noqa: E402
 from home_rows import KINDS, PROBLEMS, ROWS  # noqa: E402
 
 from parlay.report.words import memory  # noqa: E402
@@ -33,7 +33,7 @@ COLOURS = {"serial": "#495057", "penalty": "#e8590c", "al": "#4c6ef5"}
 STREAMED = "#2b8a3e"
 
 
-def found() -> Found:
+def found() -> Table:
     return read(records.runs("laptop"))
 
 
@@ -50,7 +50,7 @@ def tables() -> dict[str, str]:
     }
 
 
-def accuracies(told: Found, problems: list[str]) -> str:
+def accuracies(told: Table, problems: list[str]) -> str:
     head = ["", "samples trained"]
     for name in problems:
         head += [f"{network(name)}, test %", "to serial, points", "kept"]
@@ -64,7 +64,7 @@ def accuracies(told: Found, problems: list[str]) -> str:
     return markdown(head, lines)
 
 
-def gaps(told: Found) -> str:
+def gaps(told: Table) -> str:
     """What each method costs, in short, for a page that explains the choice."""
     shown = {"digits-resnet20": "digits, ResNet-20", "mnist-resnet8": "MNIST, ResNet-8"}
     head = ["", *(f"{title}, K = {k}" for title in shown.values() for k in (2, 3))]
@@ -82,7 +82,7 @@ def trained(row: str, problem: str) -> float:
     return sum(share if phase == PARALLEL else 1.0 for phase in phases) / len(phases)
 
 
-def gap(told: Found, problem: str, row: str) -> str:
+def gap(told: Table, problem: str, row: str) -> str:
     """To serial training; bold where it is not level with that."""
     found = told.cells[problem, row].minus(told.cells[problem, "serial"])
     if row == "serial" or found is None:
@@ -97,7 +97,7 @@ def score(cell: Cell) -> str:
     return f"{cell.mean:.2f}" if cell.error is None else f"{cell.mean:.2f} ± {cell.error:.2f}"
 
 
-def timings(told: Found) -> str:
+def timings(told: Table) -> str:
     head = [""]
     for problem in PROBLEMS:
         head += [f"{short(problem)}, µs a sample", "speed-up"]
@@ -115,7 +115,7 @@ def timings(told: Found) -> str:
     return markdown(head, lines)
 
 
-def answer(told: Found) -> str:
+def answer(told: Table) -> str:
     """In words: how many rows lose accuracy beyond doubt, and what is fastest."""
     lines = []
     for problem in told.seeds:
@@ -139,7 +139,7 @@ def answer(told: Found) -> str:
     return "\n".join(lines)
 
 
-def spread(told: Found, problem: str) -> dict[int, list[float]]:
+def spread(told: Table, problem: str) -> dict[int, list[float]]:
     """Differences to serial training, by the number of stages."""
     found: dict[int, list[float]] = {}
     for name, row in ROWS.items():
@@ -149,7 +149,7 @@ def spread(told: Found, problem: str) -> dict[int, list[float]]:
     return found
 
 
-def differs(told: Found, problem: str, row: str) -> float | None:
+def differs(told: Table, problem: str, row: str) -> float | None:
     """The difference to serial training, where it is larger than what seeds and test images can show."""
     ours, serial = told.cells[problem, row], told.cells[problem, "serial"]
     found = ours.minus(serial) if row != "serial" else None
@@ -168,7 +168,7 @@ def visible(problem: str, *cells: Cell) -> float:
     return 200 * math.sqrt(failed) / images
 
 
-def made(told: Found) -> str:
+def made(told: Table) -> str:
     lines = [f"- {text}" for text in told.environments()]
     seeds = "; ".join(f"{short(name)}: {', '.join(map(str, seeds))}" for name, seeds in told.seeds.items())
     lines.append(f"- Seeds: {seeds}")
@@ -181,7 +181,7 @@ def made(told: Found) -> str:
     return "\n".join(lines)
 
 
-def cost(told: Found) -> str:
+def cost(told: Table) -> str:
     """Processor seconds, which other work on the machine does not change; on two cores half as many pass."""
     lines, total = [], [0.0, 0.0, 0.0]
     for problem, costs in told.costs.items():

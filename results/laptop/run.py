@@ -57,7 +57,7 @@ def main() -> int:
     return 0
 
 
-def recorded() -> home_records.Found:
+def recorded() -> home_records.Table:
     import records
 
     return home_records.read(records.runs(HERE.name))

@@ -1,8 +1,9 @@
-"""The seam to a GPU: all that Parlay asks of a device which works in its own time goes through here.
+"""The seam to a GPU: what a step asks of a device that works in its own time goes through here.
 
 Lanes, events, captures, memory pools, copies that do not block, the random numbers of captured steps. `Lanes` does
 everything at once, for CPUs; `Cuda` is a GPU. Tests put in a third one, a CPU that behaves as badly as CUDA is allowed
-to (tests/rehearsal.py). No other module names CUDA's streams, events and graphs. The rules for those who call:
+to (tests/rehearsal.py). The engine in one process uses no streams, events and graphs of CUDA but through here; the
+copier of stores in host memory and the timing of blocks still have their own. The rules for those who call:
 
 - Device work is issued inside `with lane:`. It runs later, after all that this lane was given before.
 - Two lanes are in no order, except where one waits for an event of the other.

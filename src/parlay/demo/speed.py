@@ -146,14 +146,14 @@ def is_pipeline(row: Row) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
+class Timings:
     """The rows by what they are, the simplest first."""
 
     rows: dict[str, Row]
     threads: Row
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Found:
+    def of(cls, rows: Sequence[Row]) -> Timings:
         named = {PIPELINE if is_pipeline(row) else row.system: row for row in rows}
         return cls({name: named[name] for name in NAMES}, named[THREADS])
 
@@ -180,7 +180,7 @@ def is_slower(row: Row, than: Row) -> bool:
 
 def says(rows: Sequence[Row], load: float = 0.0) -> list[str]:
     """What came out, whoever wins: the line that counts first."""
-    found = Found.of(rows)
+    found = Timings.of(rows)
     ours, piped, data = (_gain(found.rows[name]) for name in (LAYER_PARALLEL, PIPELINE, DATA_PARALLEL))
     name, low, high = found.widest()
     unsteady = high - low > UNSTEADY
@@ -199,7 +199,7 @@ def says(rows: Sequence[Row], load: float = 0.0) -> list[str]:
     return told
 
 
-def _verdict(found: Found, unsteady: bool) -> str:
+def _verdict(found: Timings, unsteady: bool) -> str:
     level = found.level()
     first, alone = level[0], level == [found.fastest]
     if unsteady:
@@ -213,7 +213,7 @@ def _verdict(found: Found, unsteady: bool) -> str:
     return f"{NAMES[first]} is {how}, so take it{where}"
 
 
-def _threads(found: Found) -> str:
+def _threads(found: Timings) -> str:
     best = found.rows[found.fastest]
     text = f"One process with two threads: {_gain(found.threads)}"
     if is_slower(best, found.threads):
