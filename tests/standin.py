@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from parlay import faults
-from parlay.launch import heartbeat, places, worker
+from parlay import faults, process, signs
+from parlay.launch import worker
 
 STEP = 0.02
 
@@ -20,10 +20,10 @@ STEP = 0.02
 def main() -> int:
     ways = dict(way.split(":") for way in os.environ.get("STANDIN", "").split(",") if way)
     out = Path(sys.argv[sys.argv.index("--out") + 1])
-    rank, ranks = places.rank(), int(os.environ["WORLD_SIZE"])
+    rank, ranks = process.rank(), int(os.environ["WORLD_SIZE"])
     came = []
     signal.signal(signal.SIGTERM, lambda *_: came.append(1))
-    worker.follow()
+    process.end_with_launcher()
     worker.begin(ranks)
     faults.arm(ranks)
     here = out / f"here-{rank}-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
@@ -33,7 +33,7 @@ def main() -> int:
         worker.leave(worker.Word(2, error=f"nothing at {ways['wrong']}: write another"))
         return 2
     for step in range(int(ways.get("steps", 20))):
-        heartbeat.beat(step)
+        signs.beat(step)
         faults.reach(step, (rank,))
         if came:
             worker.leave(worker.Word(1, "interrupted"))
@@ -60,7 +60,7 @@ def _wait(step: int, rank: int, ranks: int, out: Path) -> None:
             return
         time.sleep(0.01)
         now = time.monotonic()
-        heartbeat.waited(now - began)
+        signs.waited(now - began)
         began = now
 
 

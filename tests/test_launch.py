@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from parlay import faults
+from parlay import faults, signs
+from parlay.engines import meeting
 from parlay.errors import InputError, StageLost
-from parlay.launch import blame, heartbeat, meeting, places, slow, supervisor, worker
+from parlay.launch import blame, heartbeat, places, slow, supervisor, worker
 from parlay.launch.ranks import CpuClock
 from parlay.recipe import Recipe
 from runs import is_running, wait_for
@@ -395,18 +396,18 @@ def test_time_outside_of_steps_is_no_evidence(tmp_path: Path, monkeypatch: Patch
 
 
 def test_without_a_launcher_nothing_beats_and_a_rank_waits_for_the_timeout(monkeypatch: Patch) -> None:
-    heartbeat.beat(1)
-    heartbeat.waited(1.0)
-    assert heartbeat.patience() == 2.0
+    signs.beat(1)
+    signs.waited(1.0)
+    assert signs.patience() == 2.0
     monkeypatch.delenv("PARLAY_TIMEOUT")
-    assert heartbeat.patience() == heartbeat.TIMEOUT == 15.0
+    assert signs.patience() == signs.TIMEOUT == 15.0
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
 def test_a_timeout_that_is_none_is_refused(text: str, monkeypatch: Patch) -> None:
     monkeypatch.setenv("PARLAY_TIMEOUT", text)
     with pytest.raises(InputError, match="write a number of seconds above 0"):
-        heartbeat.timeout()
+        signs.timeout()
 
 
 # --- faults on demand ---

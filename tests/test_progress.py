@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from parlay import progress
-from parlay.interrupt import Interrupt
+from parlay.process import Interrupt
 from parlay.progress import Bar, Lines, Silent, clock, counted, describe, for_terminal
 
 RECORD = {

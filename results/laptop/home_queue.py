@@ -84,7 +84,7 @@ def _answer(pipe: Connection, job: Job) -> dict[str, Any]:
 def _work(pipe: Connection, out: Path, data_dir: Path, facts: dict[str, str]) -> None:
     import torch
 
-    from parlay.memory import keep_freed_memory
+    from parlay.process import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()

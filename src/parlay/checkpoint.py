@@ -31,8 +31,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from parlay import signs
 from parlay.errors import InputError
-from parlay.launch import heartbeat
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -287,7 +287,7 @@ def _write_file(path: Path, chunks: "Iterator[memoryview] | list[bytes]") -> tup
     digest, count = hashlib.sha256(), 0
     with path.open("wb") as file:
         for chunk in chunks:
-            heartbeat.beat()
+            signs.beat()
             file.write(chunk)
             digest.update(chunk)
             count += len(chunk)

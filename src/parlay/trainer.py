@@ -28,8 +28,8 @@ from parlay.engines.world import World, started
 from parlay.errors import InputError
 from parlay.filters import downsample as make_filter
 from parlay.interface import Cut, Interface, Pool
-from parlay.interrupt import Interrupt
 from parlay.partitioning import Partition
+from parlay.process import Interrupt
 from parlay.progress import Progress, Silent, for_terminal
 from parlay.rates import Rate
 from parlay.schedule import Schedule

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from parlay import checkpoint, faults, reconstructions, timeline
+from parlay import checkpoint, faults, reconstructions, signs, timeline
 from parlay.board import Board
 from parlay.checkpoint import atomic_write
 from parlay.coupling import Coupling, Streaming
@@ -25,8 +25,7 @@ from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine, Totals, stage_tensors
 from parlay.errors import Diverged, InputError
 from parlay.evaluate import estimate_statistics, unchanged_buffers
-from parlay.interrupt import Interrupt
-from parlay.launch import heartbeat
+from parlay.process import Interrupt
 from parlay.progress import counted
 from parlay.records import Record, Records, environment, write_json
 from parlay.schedule import PARALLEL, SERIAL, adapted, healthy
@@ -150,7 +149,7 @@ class Run:
         for batch in self._steps(epoch, now.step):
             if engine.agreed(self.interrupt.requested()):
                 break
-            heartbeat.beat(self._step_number())
+            signs.beat(self._step_number())
             faults.reach(self._step_number(), engine.here)
             step(batch)
             now.step += 1
@@ -334,7 +333,7 @@ class Run:
         """Each process writes its parts; the leader makes a checkpoint of them when all stand."""
 
         def write() -> checkpoint.Entries:
-            heartbeat.beat()
+            signs.beat()
             entries = checkpoint.write_parts(root, step, parts)
             faults.reach(None, self.engine.here, "save")
             return entries
@@ -360,7 +359,7 @@ class Run:
         assert self.trainer.out is not None
         say = self.trainer.progress.line
         root = self.trainer.out / "checkpoints"
-        with heartbeat.blocked():  # a large one takes its time to be verified
+        with signs.blocked():  # a large one takes its time to be verified
             found = self.crew.led(lambda: checkpoint.newest(root, say))
         if found is None:
             say(f"no checkpoint in {self.trainer.out}: training starts at the beginning")

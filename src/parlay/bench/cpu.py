@@ -16,7 +16,7 @@ from parlay.bench import workers
 from parlay.bench.core import LAYER_PARALLEL, SERIAL, Say, Timed
 from parlay.bench.gang import Gang, Ganged, Place, Worker, cores
 from parlay.errors import InputError
-from parlay.memory import keep_freed_memory
+from parlay.process import keep_freed_memory
 from parlay.recipe import Recipe
 from parlay.run import method_keys, set_up
 

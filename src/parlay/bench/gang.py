@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from parlay.bench.core import Timed
-from parlay.memory import keep_freed_memory
+from parlay.process import keep_freed_memory
 
 START_SECONDS = 120.0  # a process that has not built its system by then never will
 STEP_SECONDS = 300.0  # for a whole order, on top of what its steps take on a loaded machine

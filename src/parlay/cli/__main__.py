@@ -2,11 +2,12 @@
 
 import sys
 
+from parlay import process
 from parlay.cli import main
-from parlay.launch import places, worker
+from parlay.launch import worker
 
 if __name__ == "__main__":
     code = main()
-    if places.is_worker():
+    if process.is_rank():
         worker.end(code)
     sys.exit(code)

@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parlay import process
 from parlay.cli.exits import FAILED, FINISHED, say_no
 from parlay.cli.flags import add_command, add_json, add_recipe_flags, given_keys
 from parlay.cli.train import fit_any
 from parlay.errors import InputError
-from parlay.launch import places
 from parlay.recipe import METHODS, make_recipe, read_recipe
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
 
 
 def _compare(given: argparse.Namespace) -> int:
-    if places.is_worker():
+    if process.is_rank():
         raise InputError("compare starts its processes itself: write parlay compare without torchrun")
     base = read_recipe(Path(given.recipe), ("methods", "seeds")) if given.recipe else {}
     methods = given.methods or _joined("methods", base.pop("methods", None)) or ",".join(METHODS)

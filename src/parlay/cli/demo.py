@@ -9,11 +9,11 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parlay import process
 from parlay.cli.exits import FAILED, FINISHED, say_no
 from parlay.cli.flags import add_command, add_json, whole_number
 from parlay.cli.train import fit
 from parlay.errors import InputError
-from parlay.launch import places
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands
@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
 
 
 def _demo(given: argparse.Namespace) -> int:
-    if places.is_worker():
+    if process.is_rank():
         raise InputError("demo starts its processes itself: write parlay demo without torchrun")
     if given.epochs < 1:
         raise InputError(f"epochs is {given.epochs}: write a number of at least 1")

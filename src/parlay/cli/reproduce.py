@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parlay import process
 from parlay.cli.exits import FAILED, FINISHED, say_no
 from parlay.cli.flags import add_command, add_json, given_keys, number, recipe_keys, whole_number
 from parlay.cli.train import fit_any
 from parlay.errors import InputError
-from parlay.launch import places
 from parlay.recipe import make_recipe
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def add(commands: Commands) -> None:
 
 
 def _reproduce(given: argparse.Namespace) -> int:
-    if places.is_worker():
+    if process.is_rank():
         raise InputError("reproduce starts its processes itself: write parlay reproduce without torchrun")
     if given.queue or given.minutes is not None:
         return _serve(given)

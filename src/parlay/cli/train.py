@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parlay import faults
+from parlay import faults, process
 from parlay.cli.exits import EXIT_CODES, FAILED, OutOfMemory, say_no
 from parlay.cli.flags import (
     add_command,
@@ -50,13 +50,13 @@ def add(commands: Commands) -> None:
 
 
 def _train(given: argparse.Namespace) -> int:
-    worker.follow()
+    process.end_with_launcher()
     out = Path(given.out) if given.out else None
     base = recipe_keys(given, out)
     recipe, tried = with_stages(base, given_keys(given))
     if tried:
         print(f"parlay: {tried[0]}", file=sys.stderr)
-    if places.is_worker() and (recipe.engine == "distributed" or (recipe.engine == "auto" and places.world_size() > 1)):
+    if process.is_rank() and (recipe.engine == "distributed" or (recipe.engine == "auto" and process.world_size() > 1)):
         return _train_rank(given, replace(recipe, engine="distributed"))
     out = Path(recipe.out) if recipe.out else _new_folder(recipe)
     if not given.resume and (out / "records.jsonl").exists():
@@ -79,7 +79,7 @@ def _train_rank(given: argparse.Namespace, recipe: Recipe) -> int:
     faults.arm(stages)
     if recipe.out is None:
         raise InputError("several processes need to know their run folder: write --out DIR")
-    out, first, resume = Path(recipe.out), places.rank() == 0, given.resume or places.restarted()
+    out, first, resume = Path(recipe.out), process.rank() == 0, given.resume or process.restarted()
     if first and not resume and (out / "records.jsonl").exists():
         raise InputError(f"{out} holds a run already: write --resume to go on with it, or another --out")
     from parlay.progress import Silent, for_terminal
@@ -96,7 +96,7 @@ def _launch(given: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     from parlay.launch import command
     from parlay.launch.supervisor import Launch
 
-    port = given.port if given.port is not None else places.whole_number("MASTER_PORT", 0) or None
+    port = given.port if given.port is not None else process.whole_number("MASTER_PORT", 0) or None
     if port is not None and not 0 < port < 1 << 16:
         raise InputError(f"port is {port}: write a number from 1 to {(1 << 16) - 1}, or none for a free one")
     summary = command.train(Launch(recipe, out, given.resume, port, given.max_restarts))
@@ -121,7 +121,7 @@ def fit_any(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> dict
 
 def fit(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result:
     from parlay import run
-    from parlay.memory import keep_freed_memory
+    from parlay.process import keep_freed_memory
 
     keep_freed_memory()
     try:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor, nn
 
-from parlay import faults
+from parlay import faults, signs
 from parlay.coupling import Coupling, Method, Pair, Streaming
 from parlay.coupling.streaming import Station
 from parlay.data.feed import Feed
@@ -50,7 +50,6 @@ from parlay.engines.world import World
 from parlay.evaluate import Loss, evaluate, in_float32, unchanged_buffers
 from parlay.interface import Cut, Interface
 from parlay.lanes import Cuda
-from parlay.launch import heartbeat
 from parlay.stage import Stage
 from parlay.timeline import Recorder, Span
 
@@ -101,7 +100,7 @@ class Distributed(Engine):
         with_multipliers = isinstance(coupling, Coupling) and coupling.keeps_multipliers
         rounds = world.rounds() if isinstance(coupling, Coupling) else None
         self._shares = Shares(coupling, len(feed), self.k, world.stages, world.replica, world.replicas)
-        with heartbeat.blocked():
+        with signs.blocked():
             self._exchange = Exchange(
                 interface, cut, before, behind, store_dtype, with_multipliers, self.recorder, rounds
             )
@@ -186,7 +185,7 @@ class Distributed(Engine):
         if relay is None:
             return
         while not relay.empty:
-            heartbeat.beat()
+            signs.beat()
             self._relay_step(relay, None)
         if not self._ledger.spoiled:
             relay.station.settle(self._clip)
@@ -316,7 +315,7 @@ class Distributed(Engine):
         if not self.last:
             self._ledger.note(batch, 0.0, self._wants_to_stop, serial=True)
         # one span for all: the schedule is the pipeline's own
-        with self.recorder.span("forward", self._step), self.world.naming_the_lost(), heartbeat.blocked():
+        with self.recorder.span("forward", self._step), self.world.naming_the_lost(), signs.blocked():
             loss = self._pipelines[len(batch.ids)].step(*self._augmented(batch))
         return float(loss) if loss is not None else 0.0
 
@@ -367,7 +366,7 @@ class Distributed(Engine):
                 cut.mean_square.zero_()
         with unchanged_buffers(self.stage.module), torch.no_grad():
             for batch in batches:
-                heartbeat.beat()
+                signs.beat()
                 self._ledger.pass_by(batch, stop())
                 violations.extend(self._start(batch))
                 if self._ledger.read(LAG):
@@ -403,7 +402,7 @@ class Distributed(Engine):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Any:
         """Along the stages. The result is that of the network on the last stage, of the own stage elsewhere."""
-        heartbeat.beat()
+        signs.beat()
         with self._norms_apart():
             y = self.stage.forward(x if self.first else self._chain.receive(len(x), self._step))
         if not self.last:

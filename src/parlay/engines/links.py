@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from parlay import signs
 from parlay.errors import StageLost
-from parlay.launch import heartbeat
 
 IN_FLIGHT = 8  # messages posted and not yet gone: bounds what a fast stage piles up before a slow one
 SLICE = 0.05  # seconds of a wait between two signs of life
@@ -41,19 +41,19 @@ class Waits:
         if done():
             return
         began = said = time.perf_counter()
-        patience = times * heartbeat.patience()
+        patience = times * signs.patience()
         pause = 1e-4
         while not done():
             time.sleep(pause)
             now = time.perf_counter()
             if now - said > SLICE:
-                heartbeat.waited(now - said)
+                signs.waited(now - said)
                 said = now
                 pause = 1e-3
             if now - began > patience:
                 raise StageLost(f"stage {self.stage} lost {whom}: no answer for {patience:g} seconds")
         now = time.perf_counter()
-        heartbeat.waited(now - said)
+        signs.waited(now - said)
         self.seconds += now - began
 
 

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from parlay import process, signs
 from parlay.engines.crew import Crew
 from parlay.engines.links import Link, Lost, Neighbour, Rounds, Waits
+from parlay.engines.meeting import meet
 from parlay.errors import InputError
-from parlay.launch import heartbeat, places
-from parlay.launch.meeting import meet
 
 T = TypeVar("T")
 POSTED = 4  # times the usual patience that gloo has for what was posted ahead; a wait for it ends after once that
@@ -41,7 +41,7 @@ class World(Crew):
     """All processes of a run. Made before any group is formed, so that wrong numbers are refused at once."""
 
     def __init__(self, stages: int, replicas: int = 1) -> None:
-        places.prepare()
+        process.prepare_cuda()
         if "RANK" not in os.environ and not dist.is_initialized():
             raise InputError(
                 "the distributed engine needs a process per stage: write `parlay train --engine distributed`, or "
@@ -86,8 +86,8 @@ class World(Crew):
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self.share_cores()
-        patience = timedelta(seconds=heartbeat.patience())
-        with heartbeat.blocked():
+        patience = timedelta(seconds=signs.patience())
+        with signs.blocked():
             # NCCL wants a GPU for each process; where several share one, gloo carries over the host
             self.own_gpu = device.type == "cuda" and torch.cuda.device_count() >= self.local_size
             joined("cpu:gloo,cuda:nccl" if self.own_gpu else "gloo", patience)
@@ -109,7 +109,7 @@ class World(Crew):
     def neighbours(self, device: torch.device) -> tuple[Neighbour | None, Neighbour | None]:
         """The stage before this process's and the one behind it. All form the groups of all pairs, in one order."""
         found: dict[int, Neighbour] = {}
-        heartbeat.beat()
+        signs.beat()
         for k in range(self.stages - 1):
             for r in range(self.replicas):
                 low, high = self.rank_of(k, r), self.rank_of(k + 1, r)
@@ -119,7 +119,7 @@ class World(Crew):
                     common = f"stage {peer}", device, self.waits
                     found[peer] = Neighbour(Link(up, low, high, *common), Link(down, high, low, *common))
                     if self.own_gpu:
-                        with heartbeat.blocked():
+                        with signs.blocked():
                             found[peer].meet()
         return found.get(self.stage - 1), found.get(self.stage + 1)
 
@@ -128,7 +128,7 @@ class World(Crew):
         return Rounds(self._gpus, self.stage) if self._gpus is not None else None
 
     def _pair(self, a: int, b: int) -> Any:
-        patience = timedelta(seconds=POSTED * heartbeat.patience())
+        patience = timedelta(seconds=POSTED * signs.patience())
         return self._group([a, b], patience, "nccl" if self.own_gpu else "gloo")
 
     def rank_of(self, stage: int, replica: int | None = None) -> int:
@@ -240,7 +240,7 @@ def _taken(said: list[bytes]) -> list[Any]:
 def joined(backend: str, patience: timedelta) -> None:
     """One process group for the life of this process: formed a second time, it would find the first one's addresses."""
     if not dist.is_initialized():
-        store, rank, size = meet(heartbeat.starting())
+        store, rank, size = meet(signs.starting())
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
         atexit.register(_leave)
 

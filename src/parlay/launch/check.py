@@ -6,9 +6,9 @@ import sys
 
 import torch
 
-from parlay import board, data, faults, models
+from parlay import board, data, faults, models, signs
 from parlay.errors import InputError
-from parlay.launch import heartbeat, places
+from parlay.launch import places
 from parlay.partitioning import Partition, partition
 from parlay.recipe import Recipe
 from parlay.run import make_method
@@ -19,7 +19,7 @@ def check(recipe: Recipe) -> Partition:
     _check_platform()
     places.check_world(recipe.stages, recipe.replicas)
     places.check_tasks(recipe.stages * recipe.replicas)
-    heartbeat.timeout()
+    signs.timeout()
     faults.arm(recipe.stages)
     _check_devices(recipe)
     make_method(recipe)

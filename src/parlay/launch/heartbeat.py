@@ -1,11 +1,7 @@
 """Signs of life: every rank writes its step and the time into its slot of one small file that all processes map.
 
 A write is a few bytes of shared memory: it needs no thread and no answer, and it works in between slices of waiting
-for a neighbour. The launcher reads the slots. Where no launcher has made the file, nothing is written.
-
-    beat(37)      step 37 begins                      waited(0.05)   so long, just now, for a neighbour
-    beat()        still here (evaluating, saving)     patience()     how long to wait for a neighbour at most
-    with blocked(): ...                               in a call that returns only when the others have come
+for a neighbour. The launcher reads the slots. Where no launcher has made the file, nobody listens to `parlay.signs`.
 """
 
 from __future__ import annotations
@@ -15,17 +11,15 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import final
 
-from parlay.launch import places
+from parlay import signs
 
-TIMEOUT = 15.0  # seconds; a step of the networks here takes far less, and a person waits no longer
 # A rank under a launcher leaves the judgement to it: it sees all heartbeats, and may know that the other only computes.
 SUPERVISED_PATIENCE = 24
-STARTING = 8  # timeouts of silence until the first step: torch and the data may be read from a slow disk
 FILE = "beats"
 ENOUGH = 8  # steps before a pace is told
 REMEMBERED = 31  # steps that the pace is the median of: epochs' ends, with their evaluations, do not count
@@ -137,43 +131,10 @@ class Pulse:
             self._blocked -= 1
             self.beat(None)
 
-
-_pulse: Pulse | None = None
+    def patience(self) -> float:
+        return signs.timeout() * SUPERVISED_PATIENCE
 
 
 def start(folder: Path, rank: int, ranks: int) -> None:
     """From now on this process beats."""
-    global _pulse
-    _pulse = Pulse(Beats(folder / FILE, ranks), rank)
-
-
-def beat(step: int | None = None) -> None:
-    """A sign of life; with its number, a step of training begins."""
-    if _pulse is not None:
-        _pulse.beat(step)
-
-
-def waited(seconds: float) -> None:
-    """A sign of life after so long a slice of waiting for a neighbour."""
-    if _pulse is not None:
-        _pulse.waited(seconds)
-
-
-def blocked() -> AbstractContextManager[None]:
-    """Inside, this process waits for others in one call, silently: those are judged, and not this one."""
-    return _pulse.blocked() if _pulse is not None else nullcontext()
-
-
-def timeout() -> float:
-    """Seconds without a sign of life after which a rank counts as stuck."""
-    return places.seconds("PARLAY_TIMEOUT", TIMEOUT)
-
-
-def patience() -> float:
-    """Seconds that a rank waits for another one before it gives up."""
-    return timeout() * (SUPERVISED_PATIENCE if _pulse is not None else 1)
-
-
-def starting() -> float:
-    """Seconds that the ranks have to meet each other."""
-    return timeout() * STARTING
+    signs.listen(Pulse(Beats(folder / FILE, ranks), rank))

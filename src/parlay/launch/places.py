@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from parlay.errors import InputError
-
-FOR_NCCL = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # its kernels wait for neighbours: no other may stand behind one
+from parlay.process import whole_number
 
 
 @dataclass(frozen=True)
@@ -30,31 +28,6 @@ def place(rank: int, stages: int, replicas: int) -> Place:
     return Place(rank, rank // replicas, rank % replicas, stages, replicas)
 
 
-def is_worker() -> bool:
-    """Has somebody (the launcher, torchrun, SLURM) made this process one of several?"""
-    return "RANK" in os.environ
-
-
-def prepare() -> None:
-    """What CUDA reads when it starts, in a process that trains one of several stages. What is set already stays."""
-    for name, value in FOR_NCCL.items():
-        os.environ.setdefault(name, value)
-
-
-def rank() -> int:
-    """Of this process; 0 where there is only one."""
-    return whole_number("RANK", 0)
-
-
-def world_size() -> int:
-    return whole_number("WORLD_SIZE", 1)
-
-
-def restarted() -> bool:
-    """Is this process a later attempt at a run that was begun?"""
-    return whole_number("TORCHELASTIC_RESTART_COUNT", 0) > 0
-
-
 def check_world(stages: int, replicas: int) -> None:
     """A world size that was given must be that of the recipe."""
     given = whole_number("WORLD_SIZE", stages * replicas)
@@ -75,25 +48,3 @@ def check_tasks(processes: int) -> None:
             f"srun has started {tasks} tasks, each of which would start {processes} processes: write "
             "srun --ntasks-per-node=1 torchrun ... -m parlay.cli train ..., as in docs/running.md"
         )
-
-
-def whole_number(variable: str, default: int) -> int:
-    """The value of an environment variable."""
-    text = os.environ.get(variable, "")
-    if not text:
-        return default
-    if not text.strip().isdecimal():
-        raise InputError(f"the environment variable {variable} is '{text}': write a whole number, or unset it")
-    return int(text)
-
-
-def seconds(variable: str, default: float) -> float:
-    """The value of an environment variable."""
-    text = os.environ.get(variable, "")
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise InputError(f"the environment variable {variable} is '{text}': write a number of seconds above 0")
-    return value

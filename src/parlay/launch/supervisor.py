@@ -21,12 +21,12 @@ from typing import Any, final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from parlay import checkpoint
+from parlay import checkpoint, signs
 from parlay.errors import InputError
-from parlay.interrupt import SIGNALS
 from parlay.launch import blame, heartbeat, places, worker
 from parlay.launch.ranks import Rank
 from parlay.launch.slow import SlowRanks
+from parlay.process import LAUNCHER, SIGNALS
 from parlay.recipe import Recipe
 
 LOOPBACK = "127.0.0.1"
@@ -105,7 +105,7 @@ class _Attempt:
 
     def __init__(self, launch: Launch, number: int, signals: _Signals) -> None:
         self.launch, self.number, self.signals = launch, number, signals
-        self.timeout = heartbeat.timeout()
+        self.timeout = signs.timeout()
         self.forwarded = 0
         self.ranks: list[Rank] = []
         self.slow = SlowRanks()
@@ -149,7 +149,7 @@ class _Attempt:
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is here, and not in rank 0
             "TORCHELASTIC_RESTART_COUNT": str(self.number),
             worker.FOLDER: str(self.folder),
-            worker.LAUNCHER: str(os.getpid()),
+            LAUNCHER: str(os.getpid()),
         }
         at = places.place(rank, launch.recipe.stages, launch.recipe.replicas)
         return Rank(at, command, environment, loud=os.environ.get("PARLAY_DEBUG") == "1")
@@ -213,7 +213,7 @@ class _Attempt:
         if rank.cpu.stopped():
             return f"was stopped for {silence:.0f} s"
         computing = rank.cpu.busy(now)
-        allowed = self.timeout * (PATIENT if computing or beat.blocked else 1 if beat.step >= 0 else heartbeat.STARTING)
+        allowed = self.timeout * (PATIENT if computing or beat.blocked else 1 if beat.step >= 0 else signs.STARTING)
         what = "computed without an end" if computing else "gave no sign of life"
         return f"{what} for {silence:.0f} s" if silence > allowed else ""
 

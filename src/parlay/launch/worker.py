@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from parlay import process
 from parlay.errors import StageLost
-from parlay.launch import heartbeat, places
+from parlay.launch import heartbeat
 
 FOLDER = "PARLAY_LAUNCH"
 """Set by the launcher: the folder that it shares with its ranks."""
-LAUNCHER = "PARLAY_LAUNCHER"
-"""Set by whoever starts this process and wants it to end with itself: its process id."""
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -43,28 +39,17 @@ def supervised() -> bool:
     return FOLDER in os.environ
 
 
-def follow() -> None:
-    """To be called first: where whoever started this process wants it so, it ends with that one, however that ends."""
-    launcher = os.environ.pop(LAUNCHER, None)  # it is meant for this process, and not for what it starts itself
-    if launcher is None:
-        return
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # by the kernel, when the parent dies
-    if os.getppid() != int(launcher):  # it died before the line above
-        os._exit(1)
-
-
 def begin(ranks: int) -> None:
     """To be called in a rank before it trains, and before it touches a GPU."""
-    places.prepare()
+    process.prepare_cuda()
     if supervised():
-        heartbeat.start(Path(os.environ[FOLDER]), places.rank(), ranks)
+        heartbeat.start(Path(os.environ[FOLDER]), process.rank(), ranks)
 
 
 def leave(word: Word) -> None:
     """Tell the launcher; where there is none, an error goes to standard error, with the rank."""
     if supervised():
-        path = Path(os.environ[FOLDER]) / f"rank-{places.rank()}.json"
+        path = Path(os.environ[FOLDER]) / f"rank-{process.rank()}.json"
         scratch = path.with_suffix(".new")
         scratch.write_text(json.dumps(asdict(word)))
         scratch.replace(path)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import final
 
 from parlay.compare import OVER, Planned, begun, is_over, status_of
-from parlay.interrupt import Interrupt
-from parlay.launch import worker
+from parlay.process import LAUNCHER, Interrupt
 from parlay.progress import Progress
 from parlay.reproduce.queue import Budget
 
@@ -135,7 +134,11 @@ def _start(one: Planned, at_once: int) -> _Going:
             stdout=file,
             stderr=file,
             stdin=subprocess.DEVNULL,
-            env={"OMP_NUM_THREADS": threads, **os.environ, worker.LAUNCHER: str(os.getpid())},  # it ends with this one
+            env={
+                "OMP_NUM_THREADS": threads,
+                **os.environ,
+                LAUNCHER: str(os.getpid()),
+            },  # it ends with this one
             start_new_session=True,  # Ctrl-C is for this process, which then asks them to stop
         )
     return _Going(one, process)
