@@ -12,42 +12,42 @@ import time
 from pathlib import Path
 
 from parlay import faults, process, signs
-from parlay.launch import worker
+from parlay.launch.rank import ExitReport, begin, end, leave
 
 STEP = 0.02
+ATTEMPT = os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 
 def main() -> int:
     ways = dict(way.split(":") for way in os.environ.get("STANDIN", "").split(",") if way)
     out = Path(sys.argv[sys.argv.index("--out") + 1])
-    rank, ranks = process.rank(), int(os.environ["WORLD_SIZE"])
+    rank, ranks = process.rank(), process.world_size()
     came = []
     signal.signal(signal.SIGTERM, lambda *_: came.append(1))
     process.end_with_launcher()
-    worker.begin(ranks)
+    begin(ranks, 1)
     faults.arm(ranks)
-    here = out / f"here-{rank}-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
-    here.write_text(str(os.getpid()))
-    print(f"rank {rank} speaks")
+    (out / f"here-{rank}-{ATTEMPT}").write_text(str(os.getpid()))
+    print(f"rank {rank} speaks", flush=True)
     if "wrong" in ways:
-        worker.leave(worker.Word(2, error=f"nothing at {ways['wrong']}: write another"))
-        return 2
+        return _leave(2, message=f"nothing at {ways['wrong']}: write another")
     for step in range(int(ways.get("steps", 20))):
         signs.beat(step)
         faults.reach(step, (rank,))
         if came:
-            worker.leave(worker.Word(1, "interrupted"))
-            return 1
-        if ways.get("survivors") == "blame" and any(_gone(out, other) for other in range(ranks) if other != rank):
-            line = "RuntimeError: [../third_party/gloo/pair.cc] Connection closed by peer [127.0.0.1]:4711"
-            worker.leave(worker.Word(1, error=line))
-            return 1
+            return _leave(1, "interrupted")
         _wait(step, rank, ranks, out)
+        if ways.get("survivors") == "blame" and any(_gone(out, other) for other in range(ranks)):
+            return _leave(1, message="RuntimeError: [../third_party/gloo/pair.cc] Connection closed by peer [::1]:4711")
     if rank == 0:
         summary = {"status": "finished", "message": "", "epochs": 0, "test_accuracy": 50.0, "test_loss": 1.0}
         (out / "summary.json").write_text(json.dumps(summary))
-    worker.leave(worker.Word(0, "finished"))
-    return 0
+    return _leave(0, "finished")
+
+
+def _leave(code: int, status: str = "", message: str = "") -> int:
+    leave(ExitReport(code, status, message))
+    return code
 
 
 def _wait(step: int, rank: int, ranks: int, out: Path) -> None:
@@ -55,9 +55,7 @@ def _wait(step: int, rank: int, ranks: int, out: Path) -> None:
     time.sleep(STEP)
     (out / f"step-{rank}").write_text(str(step))
     began = time.monotonic()
-    while any(_at(out, other) < step for other in range(ranks)):
-        if any(_gone(out, other) for other in range(ranks) if other != rank):
-            return
+    while any(_at(out, other) < step and not _gone(out, other) for other in range(ranks)):
         time.sleep(0.01)
         now = time.monotonic()
         signs.waited(now - began)
@@ -74,12 +72,11 @@ def _at(out: Path, rank: int) -> int:
 def _gone(out: Path, rank: int) -> bool:
     """Has that rank ended? One that is not waited for yet is a zombie."""
     try:
-        pid = int((out / f"here-{rank}-{os.environ['TORCHELASTIC_RESTART_COUNT']}").read_text() or 0)
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] if pid else "S"
-    except FileNotFoundError as error:
+        pid = int((out / f"here-{rank}-{ATTEMPT}").read_text() or 0)
+        return bool(pid) and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError) as error:
         return "/proc/" in str(error.filename)
-    return state == "Z"
 
 
 if __name__ == "__main__":
-    worker.end(main())
+    end(main())

@@ -16,7 +16,7 @@ from parlay.process import seconds
 
 TIMEOUT = 15.0  # seconds; a step of the networks here takes far less, and a person waits no longer
 STARTING = 8  # timeouts until the first step: torch and the data may be read from a slow disk
-GAP = 1.0  # seconds between two looks at a clock; what is more, this process did not run
+GAP = 0.5  # seconds between two looks at a clock; what is more, this process did not run
 
 
 class Listener(Protocol):

@@ -4,10 +4,10 @@ import sys
 
 from parlay import process
 from parlay.cli import main
-from parlay.launch import worker
+from parlay.launch import rank
 
 if __name__ == "__main__":
     code = main()
     if process.is_rank():
-        worker.end(code)
+        rank.end(code)
     sys.exit(code)

@@ -20,7 +20,7 @@ from parlay.cli.flags import (
     with_stages,
 )
 from parlay.errors import InputError
-from parlay.launch import places, worker
+from parlay.launch import rank
 from parlay.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ def _train(given: argparse.Namespace) -> int:
 def _train_rank(given: argparse.Namespace, recipe: Recipe) -> int:
     """One process of several; all of them come here with the same words."""
     stages = _stages(recipe)
-    places.check_world(stages, recipe.replicas)
-    worker.begin(stages * recipe.replicas)
+    rank.begin(stages, recipe.replicas)
     faults.arm(stages)
     if recipe.out is None:
         raise InputError("several processes need to know their run folder: write --out DIR")
@@ -85,22 +84,21 @@ def _train_rank(given: argparse.Namespace, recipe: Recipe) -> int:
     from parlay.progress import Silent, for_terminal
 
     result = fit(recipe, out, resume, for_terminal() if first else Silent())
-    worker.leave(worker.Word(EXIT_CODES[result.status], result.status))
-    if first and not worker.supervised():
+    rank.leave(rank.ExitReport(EXIT_CODES[result.status], result.status))
+    if first and not rank.supervised():
         return _end(result.summary, out, given.json)
     return EXIT_CODES[result.status]
 
 
 def _launch(given: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     """A process for every stage of the run, and this one to watch over them."""
-    from parlay.launch import command
-    from parlay.launch.supervisor import Launch
+    from parlay.launch import summary
+    from parlay.launch.supervise import Launch
 
     port = given.port if given.port is not None else process.whole_number("MASTER_PORT", 0) or None
     if port is not None and not 0 < port < 1 << 16:
         raise InputError(f"port is {port}: write a number from 1 to {(1 << 16) - 1}, or none for a free one")
-    summary = command.train(Launch(recipe, out, given.resume, port, given.max_restarts))
-    return _end(summary, out, given.json)
+    return _end(summary.train(Launch(recipe, out, given.resume, port, given.max_restarts)), out, given.json)
 
 
 def fit_any(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> dict[str, Any]:
@@ -108,10 +106,10 @@ def fit_any(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> dict
     from parlay import report
 
     if recipe.engine == "distributed":
-        from parlay.launch import command
-        from parlay.launch.supervisor import Launch
+        from parlay.launch.summary import train
+        from parlay.launch.supervise import Launch
 
-        summary = command.train(Launch(recipe, out, resume))
+        summary = train(Launch(recipe, out, resume))
     else:
         summary = fit(recipe, out, resume, progress).summary
     if summary["epochs"]:

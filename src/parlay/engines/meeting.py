@@ -20,6 +20,7 @@ from datetime import timedelta
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from parlay.errors import StageLost
+from parlay.signs import RunningClock
 
 PAUSE = 0.02
 
@@ -58,11 +59,11 @@ def _read(store: Store, key: str) -> str:
 
 class _Deadline:
     def __init__(self, patience: float, rank: int) -> None:
-        self.patience, self.rank, self.end = patience, rank, time.monotonic() + patience
+        self.patience, self.rank, self.clock = patience, rank, RunningClock()
 
     def __call__(self, done: Callable[[], bool]) -> None:
         """Wait until it is so."""
         while not done():
-            if time.monotonic() > self.end:
+            if self.clock() > self.patience:
                 raise StageLost(f"rank {self.rank} has not met all others within {self.patience:g} seconds")
             time.sleep(PAUSE)

@@ -1,4 +1,4 @@
-"""`parlay train --engine distributed`, from a recipe to the summary of its run."""
+"""The summary of a run: rank 0's, and where that one was lost or knew less, what is known here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from parlay.errors import InputError
 from parlay.launch.check import check
-from parlay.launch.supervisor import Ending, Launch, run
+from parlay.launch.supervise import Launch, run
 from parlay.partitioning import Partition
 from parlay.recipe import Recipe
 from parlay.records import environment, read, write_json
@@ -24,27 +24,26 @@ EMPTY: dict[str, Any] = {
 
 
 def train(launch: Launch) -> dict[str, Any]:
-    """Check, start, watch. The summary is rank 0's; where that one was lost, or knew less, what is known here."""
+    """Check, start, watch, and give the summary."""
     if launch.recipe.method == "serial":  # it is not cut
         launch = replace(launch, recipe=replace(launch.recipe, stages=1, partition="even"))
     cut = check(launch.recipe)
-    ending = run(launch)
-    if not ending.status:
-        raise InputError(ending.message)
+    outcome = run(launch)
+    if not outcome.status:
+        raise InputError(outcome.message)
     path = launch.out / "summary.json"
-    found = _read(path)
-    summary = found if ending.whole else {**_known(launch.recipe, cut), **found, **_of(ending, launch.out)}
-    if ending.slow:
-        told = [summary["message"], *(_slow_line(slow, launch.recipe.replicas) for slow in ending.slow)]
-        summary |= {"slow_stages": list(ending.slow), "message": "; ".join(part for part in told if part)}
-    if (ending.slow or not ending.whole) and launch.out.is_dir():
+    summary = _read(path)
+    if not outcome.whole:
+        epochs = len(read(launch.out / "records.jsonl"))
+        status = {"status": outcome.status, "message": outcome.message, "epochs": epochs}
+        summary = {**_known(launch.recipe, cut), **summary, **status}
+    if outcome.slow:
+        lines = [summary["message"], *(_slow_line(slow, launch.recipe.replicas) for slow in outcome.slow)]
+        summary |= {"slow_stages": list(outcome.slow), "message": "; ".join(line for line in lines if line)}
+    if (outcome.slow or not outcome.whole) and launch.out.is_dir():
         with suppress(OSError):  # a full disk may have been the reason: the line is told all the same
             write_json(path, summary)
     return summary
-
-
-def _of(ending: Ending, out: Path) -> dict[str, Any]:
-    return {"status": ending.status, "message": ending.message, "epochs": len(read(out / "records.jsonl"))}
 
 
 def _known(recipe: Recipe, cut: Partition) -> dict[str, Any]:

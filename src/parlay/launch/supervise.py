@@ -1,0 +1,360 @@
+"""The run seen from outside: K x R ranks started, watched, signalled, restarted.
+
+The ranks train and write everything that a run leaves. The launcher knows what none of them can know: which one died
+first. It waits for their ends in the kernel, so a death is noticed at once, and looks at their heartbeats.
+
+Processes, log files and files for exit reports are those of torch.distributed.elastic. Its `wait` is not used: it asks
+survivors to end and waits 30 s for them, and it cannot tell a rank that hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    PContext,
+    SignalException,
+    Std,
+    SubprocessContext,
+    start_processes,
+)
+
+from parlay import checkpoint, signs
+from parlay.errors import InputError
+from parlay.launch.cause import Failure, first_cause
+from parlay.launch.heartbeat import Beat, BeatFile, CpuClock
+from parlay.launch.rank import HEARTBEATS, ExitReport, Position, read_report
+from parlay.launch.slow import SlowRanks
+from parlay.process import LAUNCHER, SIGNALS
+from parlay.recipe import Recipe
+
+PROGRAM = (sys.executable, "-m", "parlay.cli")
+LOOPBACK = "127.0.0.1"
+SHOW_CURSOR = "\x1b[?25h"
+TICK = 0.1  # seconds between two looks at heartbeats and signals; ends of ranks are noticed at once
+SETTLE = 1.0  # seconds that survivors have to end by themselves once one rank is lost: their errors may be the cause
+LINGER = 10.0  # seconds for the others to end after rank 0, which ends last
+PATIENT = 20  # timeouts of silence that are given to a rank that computes, or that waits for all others in one call
+LINE = 4096  # bytes of a rank's output in which its last line is looked for
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start."""
+
+    recipe: Recipe
+    """Resolved, but for a cut that is still to be measured."""
+    out: Path
+    resume: bool = False
+    port: int | None = None
+    """Of the store where the ranks meet; a free one where none is given."""
+    max_restarts: int = 0
+
+    @property
+    def positions(self) -> list[Position]:
+        stages, replicas = self.recipe.stages, self.recipe.replicas
+        return [Position(rank, stages, replicas) for rank in range(stages * replicas)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of it."""
+
+    status: str
+    """finished, diverged, interrupted or failed; empty for wrong input."""
+    message: str = ""
+    whole: bool = False
+    """Rank 0 ended in order: what it wrote stands."""
+    slow: tuple[dict[str, Any], ...] = ()
+    """Stages that took far longer than the others."""
+
+
+def run(launch: Launch) -> Outcome:
+    """Start the ranks, again where they were lost and restarts are left, and return when all have ended."""
+    attempt = 0
+    with _Signals() as signals:
+        while True:
+            outcome = _Attempt(launch, attempt, signals).run()
+            if outcome.status != "failed" or attempt >= launch.max_restarts or signals.count:
+                return outcome
+            attempt += 1
+            print(f"{outcome.message}; restart {attempt} of {launch.max_restarts}", file=sys.stderr, flush=True)
+
+
+@final
+class _Signals:
+    """Counts Ctrl-C and SIGTERM."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> _Signals:
+        self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, *_: object) -> None:
+        self.count += 1
+
+
+@final
+class _Rank:
+    """One process of the run, in a session of its own: a terminal's Ctrl-C reaches the launcher alone."""
+
+    def __init__(self, position: Position, context: SubprocessContext, now: float) -> None:
+        self.position = position
+        self._handler = context.subprocess_handlers[position.rank]
+        self._output, self._report = context.stderrs[position.rank], Path(context.error_files[position.rank])
+        self.process = self._handler.proc
+        self.ended = os.pidfd_open(self.process.pid)
+        self.ended_at: float | None = None
+        self.report: ExitReport | None = None
+        self.beat, self.beat_at = Beat(), now
+        self.cpu = CpuClock(self.process.pid)
+        self.stuck = ""
+        """Why it was ended, where it was for giving no sign of life."""
+
+    @property
+    def alive(self) -> bool:
+        return self.ended_at is None
+
+    @property
+    def lost(self) -> bool:
+        """Has it ended without being done?"""
+        return not self.alive and not (self.report and self.report.status)
+
+    def send(self, number: signal.Signals) -> None:
+        """To the rank; SIGKILL to whatever it has started itself, too."""
+        if self.alive:
+            with suppress(ProcessLookupError, PermissionError):
+                (os.killpg if number == signal.SIGKILL else os.kill)(self.process.pid, number)
+
+    def end(self, now: float) -> None:
+        """It has ended, or does now."""
+        if self.alive:
+            with suppress(ProcessLookupError, PermissionError):
+                self._handler.close(signal.SIGKILL)  # what it has left running; its log file is closed
+            self.process.wait()
+            os.close(self.ended)
+            self.ended_at, self.report = now, read_report(self._report)
+
+    def failure(self) -> Failure:
+        return Failure(
+            *(self.position, self.process.pid, self.process.returncode, self.ended_at or 0.0, self.beat.step),
+            *(self.report, _last_line(self._output), self.stuck),
+        )
+
+
+@final
+class _Attempt:
+    """The ranks from their start to their ends."""
+
+    def __init__(self, launch: Launch, number: int, signals: _Signals) -> None:
+        self.launch, self.number, self.signals = launch, number, signals
+        self.timeout = signs.timeout()
+        self.clock = signs.RunningClock()
+        self.forwarded = 0
+        self.ranks: list[_Rank] = []
+        self.slow = SlowRanks()
+
+    def run(self) -> Outcome:
+        with tempfile.TemporaryDirectory(prefix="parlay-") as name, _store(self.launch.port) as port:
+            folder = Path(name)
+            self.beats = BeatFile(folder / "heartbeats", len(self.launch.positions))
+            context: PContext | None = None
+            try:
+                context = self._start(folder, port)
+                self._watch()
+                return self._outcome()
+            except SignalException:  # while they were started
+                return Outcome("interrupted", f"interrupted before it began to train; {self._saved()}")
+            finally:
+                for rank in self.ranks:
+                    rank.end(self.clock())
+                if context is not None:
+                    context.close()
+                self.beats.close()
+                if self.ranks and self.ranks[0].process.returncode < 0 and sys.stderr.isatty():
+                    print(SHOW_CURSOR, file=sys.stderr, flush=True)  # its bar had no time to do so
+
+    def _start(self, folder: Path, port: int) -> PContext:
+        """Rank 0 has the terminal, the others write into log files."""
+        launch = self.launch
+        (folder / "recipe.toml").write_text(launch.recipe.toml())
+        words = ["train", "--recipe", str(folder / "recipe.toml"), "--out", str(launch.out)]
+        words += ["--resume"] if launch.resume or self.number > 0 else []
+        to_files = dict.fromkeys(range(1, len(launch.positions)), Std.ERR)
+        loud = to_files if os.environ.get("PARLAY_DEBUG") == "1" else Std.NONE
+        handlers = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGHUP, signal.SIGQUIT)}
+        try:
+            context = start_processes(
+                "parlay",
+                PROGRAM[0],
+                {at.rank: (*PROGRAM[1:], *words) for at in launch.positions},
+                {at.rank: self._environment(at.rank, folder, port) for at in launch.positions},
+                DefaultLogsSpecs(str(folder / "logs"), to_files, loud),
+                {at.rank: f"[{at}] " for at in launch.positions},
+            )
+        finally:
+            for number, handler in handlers.items():  # torch's own handlers raise SignalException
+                signal.signal(number, handler)
+        assert isinstance(context, SubprocessContext)
+        self.ranks = [_Rank(at, context, self.clock()) for at in launch.positions]
+        return context
+
+    def _environment(self, rank: int, folder: Path, port: int) -> dict[str, str]:
+        ranks = len(self.launch.positions)
+        defaults = {
+            "OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // ranks, 1)),
+            "GLOO_SOCKET_IFNAME": "lo",  # nobody outside this machine needs to connect
+        }
+        return {
+            **{name: os.environ.get(name, value) for name, value in defaults.items()},
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": LOOPBACK,
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is here, and not in rank 0
+            "TORCHELASTIC_RESTART_COUNT": str(self.number),
+            HEARTBEATS: str(folder / "heartbeats"),
+            LAUNCHER: str(os.getpid()),
+        }
+
+    # --- watching
+
+    def _watch(self) -> None:
+        """Until all have ended. A loss, or a second signal, ends those that do not end by themselves."""
+        with selectors.DefaultSelector() as selector:
+            for rank in self.ranks:
+                selector.register(rank.ended, selectors.EVENT_READ, rank)
+            while selector.get_map():
+                ended = [selector.unregister(key.fd).data for key, _ in selector.select(TICK)]
+                now = self.clock()
+                for rank in ended:
+                    rank.end(now)
+                self._look(now)
+                self._forward_signals()
+                self._end_a_stuck_one(now)
+                self._end_the_rest(now)
+
+    def _look(self, now: float) -> None:
+        for rank in self.ranks:
+            beat = self.beats.read(rank.position.rank)
+            if beat.at != rank.beat.at:
+                rank.beat, rank.beat_at = beat, now
+        self.slow.look(self._last_beats())
+
+    def _forward_signals(self) -> None:
+        """The first asks for a checkpoint at the next step; the second ends everything."""
+        if self.signals.count > self.forwarded:
+            self.forwarded = self.signals.count
+            for rank in self.ranks:
+                rank.send(signal.SIGTERM if self.forwarded == 1 else signal.SIGKILL)
+
+    def _end_a_stuck_one(self, now: float) -> None:
+        """A rank that is silent and does not compute either is ended; of several the one that has been so longest."""
+        if self._lost_at() is not None or any(rank.stuck for rank in self.ranks):
+            return
+        silent = [(rank, why) for rank in self.ranks if rank.alive and (why := self._why_stuck(rank, now))]
+        if silent:
+            rank, why = min(silent, key=lambda found: (not found[0].cpu.stopped(), found[0].beat_at, found[0].beat.at))
+            rank.stuck = why
+            rank.send(signal.SIGKILL)
+
+    def _why_stuck(self, rank: _Rank, now: float) -> str:
+        silence = now - rank.beat_at
+        if silence <= 10 * TICK:  # cheap as long as it beats
+            rank.cpu.restart(now)
+            return ""
+        if silence <= self.timeout:
+            return ""
+        if rank.cpu.stopped():
+            return f"was stopped for {silence:.0f} s"
+        computes = rank.cpu.busy(now)
+        patient = PATIENT if computes or rank.beat.blocked else 1 if rank.beat.step >= 0 else signs.STARTING
+        what = "computed without an end" if computes else "gave no sign of life"
+        return f"{what} for {silence:.0f} s" if silence > self.timeout * patient else ""
+
+    def _end_the_rest(self, now: float) -> None:
+        lost, first = self._lost_at(), self.ranks[0].ended_at
+        if (lost is not None and now > lost + SETTLE) or (first is not None and now > first + LINGER):
+            for rank in self.ranks:
+                rank.send(signal.SIGKILL)
+
+    def _lost_at(self) -> float | None:
+        """When the first rank ended that was not to end."""
+        return min((rank.ended_at for rank in self.ranks if rank.lost and rank.ended_at is not None), default=None)
+
+    def _last_beats(self) -> dict[Position, Beat]:
+        return {rank.position: rank.beat for rank in self.ranks}
+
+    # --- telling
+
+    def _outcome(self) -> Outcome:
+        first, lost_at = self.ranks[0], self._lost_at()
+        outcome = Outcome("failed", slow=self.slow.found(self._last_beats()))
+        if first.report and not first.lost and (lost_at is None or lost_at > (first.ended_at or 0.0)):
+            return replace(outcome, status=first.report.status, whole=True)
+        if self.forwarded > 1:
+            return replace(outcome, status="interrupted", message=f"ended by a second signal; {self._saved()}")
+        wrong = next((rank.report.message for rank in self.ranks if rank.report and rank.report.code == 2), None)
+        if wrong is not None:
+            return replace(outcome, status="", message=wrong)
+        cause = first_cause([rank.failure() for rank in self.ranks if rank.lost])
+        if self.forwarded and cause.code == -signal.SIGTERM:
+            message = f"interrupted before it began to train; {self._saved()}"
+            return replace(outcome, status="interrupted", message=message)
+        return replace(outcome, message=f"{cause}; {self._saved()}")
+
+    def _saved(self) -> str:
+        found = checkpoint.newest(self.launch.out / "checkpoints", lambda _: None)
+        return f"the last checkpoint is {found.path}" if found else "there is no checkpoint yet"
+
+
+def _last_line(log: str) -> str:
+    """The last line of a log file that says something."""
+    if not log:
+        return ""
+    with open(log, "rb") as file:
+        file.seek(max(os.path.getsize(log) - LINE, 0))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+@contextmanager
+def _store(port: int | None) -> Iterator[int]:
+    """Where the ranks meet, for this machine alone: the store would listen to the whole network by itself."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((LOOPBACK, port or 0))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise InputError(
+            f"port {port} cannot be used ({error.strerror}): write another --port, or none for a free one"
+        ) from None
+    found: int = listener.getsockname()[1]
+    # the store closes the socket that it is given
+    store = TCPStore(LOOPBACK, found, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+    try:
+        yield found
+    finally:
+        del store
