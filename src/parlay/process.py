@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
-from types import FrameType, TracebackType
+from contextlib import suppress
 from typing import Any
 
 from parlay.errors import InputError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-FOR_NCCL = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # its kernels wait for neighbours: no other may stand behind one
 LAUNCHER = "PARLAY_LAUNCHER"
 """Set to its own process id by whoever starts a process and wants it to end with itself."""
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -22,33 +20,30 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
 
 class Interrupt:
-    """Inside the context, `requested()` says whether Ctrl-C or SIGTERM has come; a second one ends the process at once.
+    """Inside the context, the first Ctrl-C or SIGTERM only counts, and a second one ends the process at once.
 
-    Outside the main thread, which alone can handle signals, it never says so.
+    Outside the main thread, which alone handles signals, none is counted.
     """
 
     def __init__(self) -> None:
-        self._came = False
+        self.count = 0
         self._before: dict[signal.Signals, Any] = {}
 
     def requested(self) -> bool:
-        return self._came
+        return self.count > 0
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._restore()
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self._came = True
-        self._restore()
-
-    def _restore(self) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _on_signal(self, *_: object) -> None:
+        self.count += 1
+        self.__exit__()
 
 
 def keep_freed_memory() -> None:
@@ -56,27 +51,26 @@ def keep_freed_memory() -> None:
 
     By default activations go back to the system after each step and are paged in again in the next one.
     """
-    with contextlib.suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError):
         tell = ctypes.CDLL(None).mallopt
         tell(M_MMAP_THRESHOLD, 1 << 30)
         tell(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def end_with_launcher() -> None:
-    """To be called first: where whoever started this process wants it so, it ends with that one, however that ends."""
+    """To be called first: where whoever started this process wants it so, the kernel ends it with that one."""
     launcher = os.environ.pop(LAUNCHER, None)  # it is meant for this process, and not for what it starts itself
     if launcher is None:
         return
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # by the kernel, when the parent dies
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(launcher):  # it died before the line above
         os._exit(1)
 
 
 def prepare_cuda() -> None:
-    """Set what CUDA reads when it starts, in a process that trains one of several stages. What is set already stays."""
-    for name, value in FOR_NCCL.items():
-        os.environ.setdefault(name, value)
+    """To be called before CUDA starts: NCCL's kernels wait for neighbours, and no other may stand behind one."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def is_rank() -> bool:
@@ -85,7 +79,6 @@ def is_rank() -> bool:
 
 
 def rank() -> int:
-    """Of this process; 0 where there is only one."""
     return whole_number("RANK", 0)
 
 
@@ -101,20 +94,16 @@ def restarted() -> bool:
 def whole_number(variable: str, default: int) -> int:
     """The value of an environment variable."""
     text = os.environ.get(variable, "")
-    if not text:
-        return default
-    if not text.strip().isdecimal() or len(text) > 18:
+    if text and not (text.strip().isdecimal() and len(text) < 19):
         raise InputError(f"the environment variable {variable} is '{text[:40]}': write a whole number, or unset it")
-    return int(text)
+    return int(text) if text else default
 
 
 def seconds(variable: str, default: float) -> float:
     """The value of an environment variable."""
-    text = os.environ.get(variable, "")
-    try:
+    text, value = os.environ.get(variable, ""), 0.0
+    with suppress(ValueError):
         value = float(text) if text else default
-    except ValueError:
-        value = 0.0
     if not 0 < value < float("inf"):
         raise InputError(f"the environment variable {variable} is '{text[:40]}': write a number of seconds above 0")
     return value

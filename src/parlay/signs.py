@@ -1,4 +1,4 @@
-"""Signs of life that this process gives to whoever watches over it. Where nobody listens, they do nothing.
+"""Signs of life that this process gives to whoever watches over it. Where nobody does, they cost a call.
 
 beat(37)      step 37 begins                      waited(0.05)   waited just now for a neighbour, in seconds
 beat()        still alive (evaluating, saving)    patience()     seconds to wait for a neighbour at most
@@ -10,56 +10,52 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, final
+from typing import final
 
 from parlay.process import seconds
 
 TIMEOUT = 15.0  # seconds; a step of the networks here takes far less, and a person waits no longer
 STARTING = 8  # timeouts until the first step: torch and the data may be read from a slow disk
-GAP = 0.5  # seconds between two looks at a clock; what is more, this process did not run
+GAP = 0.5  # seconds between two looks at a clock; for the rest of a longer gap this process did not run
 
 
-class Listener(Protocol):
-    """Whoever is to hear the signs of this process."""
+class Listener:
+    """Hears the signs. This one does nothing with them."""
 
     def beat(self, step: int | None) -> None: ...
 
     def waited(self, seconds: float) -> None: ...
 
-    def blocked(self) -> AbstractContextManager[None]: ...
+    def blocked(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
-    def patience(self) -> float: ...
+    def patience(self) -> float:
+        return timeout()
 
 
-_listener: Listener | None = None
+_listener = Listener()
 
 
-def listen(listener: Listener | None) -> None:
-    """From now on this one hears the signs; None: nobody does."""
+def listen(listener: Listener) -> None:
+    """From now on this one hears the signs."""
     global _listener
     _listener = listener
 
 
 def beat(step: int | None = None) -> None:
-    """A sign of life; with its number, a step of training begins."""
-    if _listener is not None:
-        _listener.beat(step)
+    _listener.beat(step)
 
 
 def waited(seconds: float) -> None:
-    """A sign of life after so many seconds of waiting for a neighbour."""
-    if _listener is not None:
-        _listener.waited(seconds)
+    _listener.waited(seconds)
 
 
 def blocked() -> AbstractContextManager[None]:
-    """Inside, this process waits for others in one call, silently: those are judged, and not this one."""
-    return _listener.blocked() if _listener is not None else nullcontext()
+    return _listener.blocked()
 
 
 def patience() -> float:
-    """Seconds that this process waits for another one before it gives up."""
-    return _listener.patience() if _listener is not None else timeout()
+    return _listener.patience()
 
 
 def timeout() -> float:
@@ -67,16 +63,11 @@ def timeout() -> float:
     return seconds("PARLAY_TIMEOUT", TIMEOUT)
 
 
-def starting() -> float:
-    """Seconds that the processes of a run have to meet each other."""
-    return timeout() * STARTING
-
-
 @final
 class RunningClock:
     """Seconds for which this process has run, to be asked often: a longer gap between two calls counts as `GAP`.
 
-    A suspended machine stops all processes for any time and wakes them in any order. That is no silence of anybody.
+    Where a machine is suspended, all processes stop, and wake in any order: time that nobody ran is no silence.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

@@ -240,7 +240,7 @@ def _taken(said: list[bytes]) -> list[Any]:
 def joined(backend: str, patience: timedelta) -> None:
     """One process group for the life of this process: formed a second time, it would find the first one's addresses."""
     if not dist.is_initialized():
-        store, rank, size = meet(signs.starting())
+        store, rank, size = meet(signs.timeout() * signs.STARTING)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
         atexit.register(_leave)
 

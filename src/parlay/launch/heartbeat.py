@@ -22,6 +22,7 @@ from parlay import signs
 # A rank under a launcher leaves the judgement to it: it sees all heartbeats, and may know that the other only computes.
 SUPERVISED_PATIENCE = 24
 ENOUGH = 8  # steps before their time is told
+BUSY = 0.05  # of a core; the threads that only listen for messages take a tenth of that
 REMEMBERED = 31  # steps that it is the median of: epochs' ends, with their evaluations, do not count
 
 
@@ -41,9 +42,8 @@ class Beat:
     """Seconds in all, of the steps that count for `step_seconds`."""
 
 
-CELL = 8  # bytes of a number
 FIELDS = len(astuple(Beat()))
-SLOT = 1 + 2 * FIELDS  # cells
+SLOT = 1 + 2 * FIELDS  # numbers of eight bytes
 
 
 @final
@@ -56,7 +56,7 @@ class BeatFile:
 
     def __init__(self, path: Path, ranks: int) -> None:
         if not path.exists():
-            path.write_bytes(bytes(ranks * SLOT * CELL))
+            path.write_bytes(bytes(8 * ranks * SLOT))
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         self._bytes = memoryview(self._map)
@@ -64,17 +64,15 @@ class BeatFile:
 
     def write(self, rank: int, beat: Beat) -> None:
         count = self._cells[rank * SLOT] + 1
-        at = self._start(rank, count)
-        self._cells[at : at + FIELDS] = array("d", astuple(beat))
+        self._cells[self._of(rank, count)] = array("d", astuple(beat))
         self._cells[rank * SLOT] = count
 
     def read(self, rank: int) -> Beat:
         while True:
             count = self._cells[rank * SLOT]
-            at = self._start(rank, count)
-            step, time_, step_seconds, blocked, computed = self._cells[at : at + FIELDS]
+            step, at, step_seconds, blocked, computed = self._cells[self._of(rank, count)]
             if self._cells[rank * SLOT] == count:  # else the next but one may have been written over it
-                return Beat(int(step), time_, step_seconds, int(blocked), computed) if count else Beat()
+                return Beat(int(step), at, step_seconds, int(blocked), computed) if count else Beat()
 
     def close(self) -> None:
         self._cells.release()
@@ -82,13 +80,14 @@ class BeatFile:
         self._map.close()
 
     @staticmethod
-    def _start(rank: int, count: float) -> int:
+    def _of(rank: int, count: float) -> slice:
         """Where the beat of that count stands."""
-        return rank * SLOT + 1 + int(count) % 2 * FIELDS
+        start = rank * SLOT + 1 + int(count) % 2 * FIELDS
+        return slice(start, start + FIELDS)
 
 
 @final
-class Heartbeat:
+class Heartbeat(signs.Listener):
     """This process's own: it listens to `parlay.signs`."""
 
     def __init__(self, file: BeatFile, rank: int) -> None:
@@ -134,18 +133,15 @@ class Heartbeat:
 class CpuClock:
     """Does a process compute? Silence alone does not say: a large step may take longer than any timeout."""
 
-    BUSY = 0.05  # of a core; the threads that only listen for messages take a tenth of that
-
     def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._seconds, self._at = 0.0, 0.0
+        self._path, self._seconds, self._at = f"/proc/{pid}/stat", 0.0, 0.0
 
     def restart(self, now: float) -> None:
         self._seconds, self._at = self._used(), now
 
     def busy(self, now: float) -> bool:
         """Since the last restart. One that waits for a disk, now, counts as busy: a sync can take long."""
-        return self._used() - self._seconds > self.BUSY * (now - self._at) or self._fields()[:1] == ["D"]
+        return self._used() - self._seconds > BUSY * (now - self._at) or self._fields()[:1] == ["D"]
 
     def stopped(self) -> bool:
         """By SIGSTOP, or in a debugger."""
@@ -158,7 +154,7 @@ class CpuClock:
     def _fields(self) -> list[str]:
         """Those of /proc/PID/stat behind the name, which may hold anything."""
         try:
-            with open(f"/proc/{self.pid}/stat") as file:
+            with open(self._path) as file:
                 return file.read().rpartition(")")[2].split()
         except OSError:
             return []

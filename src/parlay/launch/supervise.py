@@ -3,14 +3,13 @@
 The ranks train and write everything that a run leaves. The launcher knows what none of them can know: which one died
 first. It waits for their ends in the kernel, so a death is noticed at once, and looks at their heartbeats.
 
-Processes, log files and files for exit reports are those of torch.distributed.elastic. Its `wait` is not used: it asks
-survivors to end and waits 30 s for them, and it cannot tell a rank that hangs.
+torch.distributed.elastic starts the processes and keeps their log files and exit reports. Its `wait` is not used: that
+gives survivors 30 s to end, and it cannot tell a rank that hangs.
 """
 
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import socket
 import sys
@@ -18,18 +17,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.multiprocessing import (
-    DefaultLogsSpecs,
-    PContext,
-    SignalException,
-    Std,
-    SubprocessContext,
-    start_processes,
-)
+from torch.distributed.elastic import multiprocessing as elastic
 
 from parlay import checkpoint, signs
 from parlay.errors import InputError
@@ -37,7 +30,7 @@ from parlay.launch.cause import Failure, first_cause
 from parlay.launch.heartbeat import Beat, BeatFile, CpuClock
 from parlay.launch.rank import HEARTBEATS, ExitReport, Position, read_report
 from parlay.launch.slow import SlowRanks
-from parlay.process import LAUNCHER, SIGNALS
+from parlay.process import LAUNCHER, SIGNALS, Interrupt
 from parlay.recipe import Recipe
 
 PROGRAM = (sys.executable, "-m", "parlay.cli")
@@ -47,7 +40,6 @@ TICK = 0.1  # seconds between two looks at heartbeats and signals; ends of ranks
 SETTLE = 1.0  # seconds that survivors have to end by themselves once one rank is lost: their errors may be the cause
 LINGER = 10.0  # seconds for the others to end after rank 0, which ends last
 PATIENT = 20  # timeouts of silence that are given to a rank that computes, or that waits for all others in one call
-LINE = 4096  # bytes of a rank's output in which its last line is looked for
 
 
 @dataclass(frozen=True)
@@ -61,11 +53,6 @@ class Launch:
     port: int | None = None
     """Of the store where the ranks meet; a free one where none is given."""
     max_restarts: int = 0
-
-    @property
-    def positions(self) -> list[Position]:
-        stages, replicas = self.recipe.stages, self.recipe.replicas
-        return [Position(rank, stages, replicas) for rank in range(stages * replicas)]
 
 
 @dataclass(frozen=True)
@@ -81,6 +68,13 @@ class Outcome:
     """Stages that took far longer than the others."""
 
 
+class _Signals(Interrupt):
+    """The launcher outlives the second signal: it has to say what became of the run."""
+
+    def _on_signal(self, *_: object) -> None:
+        self.count += 1
+
+
 def run(launch: Launch) -> Outcome:
     """Start the ranks, again where they were lost and restarts are left, and return when all have ended."""
     attempt = 0
@@ -94,141 +88,116 @@ def run(launch: Launch) -> Outcome:
 
 
 @final
-class _Signals:
-    """Counts Ctrl-C and SIGTERM."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __enter__(self) -> _Signals:
-        self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, *_: object) -> None:
-        self.count += 1
-
-
-@final
 class _Rank:
     """One process of the run, in a session of its own: a terminal's Ctrl-C reaches the launcher alone."""
 
-    def __init__(self, position: Position, context: SubprocessContext, now: float) -> None:
+    def __init__(self, position: Position, context: elastic.SubprocessContext, now: float) -> None:
         self.position = position
         self._handler = context.subprocess_handlers[position.rank]
-        self._output, self._report = context.stderrs[position.rank], Path(context.error_files[position.rank])
+        self._log, self._report = context.stderrs[position.rank], Path(context.error_files[position.rank])
         self.process = self._handler.proc
-        self.ended = os.pidfd_open(self.process.pid)
+        self.pidfd = os.pidfd_open(self.process.pid)  # can be read when it has ended
         self.ended_at: float | None = None
         self.report: ExitReport | None = None
-        self.beat, self.beat_at = Beat(), now
+        self.beat, self.heard_at = Beat(), now
         self.cpu = CpuClock(self.process.pid)
         self.stuck = ""
         """Why it was ended, where it was for giving no sign of life."""
 
     @property
-    def alive(self) -> bool:
-        return self.ended_at is None
-
-    @property
     def lost(self) -> bool:
         """Has it ended without being done?"""
-        return not self.alive and not (self.report and self.report.status)
+        return self.ended_at is not None and not (self.report and self.report.status)
+
+    def hear(self, beat: Beat, now: float) -> None:
+        if beat.at != self.beat.at:
+            self.beat, self.heard_at = beat, now
 
     def send(self, number: signal.Signals) -> None:
         """To the rank; SIGKILL to whatever it has started itself, too."""
-        if self.alive:
-            with suppress(ProcessLookupError, PermissionError):
+        if self.ended_at is None:
+            with suppress(ProcessLookupError):
                 (os.killpg if number == signal.SIGKILL else os.kill)(self.process.pid, number)
 
     def end(self, now: float) -> None:
-        """It has ended, or does now."""
-        if self.alive:
-            with suppress(ProcessLookupError, PermissionError):
-                self._handler.close(signal.SIGKILL)  # what it has left running; its log file is closed
+        """It has ended, or does now, with whatever it has left running; its log file is closed."""
+        if self.ended_at is None:
+            with suppress(ProcessLookupError):
+                self._handler.close(signal.SIGKILL)
             self.process.wait()
-            os.close(self.ended)
+            os.close(self.pidfd)
             self.ended_at, self.report = now, read_report(self._report)
 
     def failure(self) -> Failure:
-        return Failure(
-            *(self.position, self.process.pid, self.process.returncode, self.ended_at or 0.0, self.beat.step),
-            *(self.report, _last_line(self._output), self.stuck),
-        )
+        pid, code, at, line = self.process.pid, self.process.returncode, self.ended_at or 0.0, _last_line(self._log)
+        return Failure(self.position, pid, code, at, self.beat.step, self.report, line, self.stuck)
 
 
 @final
 class _Attempt:
     """The ranks from their start to their ends."""
 
-    def __init__(self, launch: Launch, number: int, signals: _Signals) -> None:
+    def __init__(self, launch: Launch, number: int, signals: Interrupt) -> None:
         self.launch, self.number, self.signals = launch, number, signals
-        self.timeout = signs.timeout()
-        self.clock = signs.RunningClock()
-        self.forwarded = 0
+        self.positions = [
+            Position(rank, launch.recipe.stages, launch.recipe.replicas)
+            for rank in range(launch.recipe.stages * launch.recipe.replicas)
+        ]
+        self.timeout, self.clock = signs.timeout(), signs.RunningClock()
         self.ranks: list[_Rank] = []
         self.slow = SlowRanks()
+        self.forwarded = 0
 
     def run(self) -> Outcome:
         with tempfile.TemporaryDirectory(prefix="parlay-") as name, _store(self.launch.port) as port:
-            folder = Path(name)
-            self.beats = BeatFile(folder / "heartbeats", len(self.launch.positions))
-            context: PContext | None = None
+            beats = BeatFile(Path(name) / "heartbeats", len(self.positions))
             try:
-                context = self._start(folder, port)
-                self._watch()
-                return self._outcome()
-            except SignalException:  # while they were started
+                context = self._start(Path(name), port)
+                try:
+                    self._watch(beats)
+                    return self._outcome()
+                finally:
+                    for rank in self.ranks:
+                        rank.end(self.clock())
+                    context.close()
+                    if self.ranks[0].process.returncode < 0 and sys.stderr.isatty():
+                        print(SHOW_CURSOR, file=sys.stderr, flush=True)  # its bar had no time to do so
+            except elastic.SignalException:  # while they were started
                 return Outcome("interrupted", f"interrupted before it began to train; {self._saved()}")
             finally:
-                for rank in self.ranks:
-                    rank.end(self.clock())
-                if context is not None:
-                    context.close()
-                self.beats.close()
-                if self.ranks and self.ranks[0].process.returncode < 0 and sys.stderr.isatty():
-                    print(SHOW_CURSOR, file=sys.stderr, flush=True)  # its bar had no time to do so
+                beats.close()
 
-    def _start(self, folder: Path, port: int) -> PContext:
+    def _start(self, folder: Path, port: int) -> elastic.PContext:
         """Rank 0 has the terminal, the others write into log files."""
-        launch = self.launch
-        (folder / "recipe.toml").write_text(launch.recipe.toml())
-        words = ["train", "--recipe", str(folder / "recipe.toml"), "--out", str(launch.out)]
-        words += ["--resume"] if launch.resume or self.number > 0 else []
-        to_files = dict.fromkeys(range(1, len(launch.positions)), Std.ERR)
-        loud = to_files if os.environ.get("PARLAY_DEBUG") == "1" else Std.NONE
+        words = ["train", "--recipe", str(folder / "recipe.toml"), "--out", str(self.launch.out)]
+        words += ["--resume"] if self.launch.resume or self.number > 0 else []
+        Path(words[2]).write_text(self.launch.recipe.toml())
+        logs = dict.fromkeys(range(1, len(self.positions)), elastic.Std.ERR)
+        loud = logs if os.environ.get("PARLAY_DEBUG") == "1" else elastic.Std.NONE
         handlers = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGHUP, signal.SIGQUIT)}
         try:
-            context = start_processes(
+            context = elastic.start_processes(
                 "parlay",
                 PROGRAM[0],
-                {at.rank: (*PROGRAM[1:], *words) for at in launch.positions},
-                {at.rank: self._environment(at.rank, folder, port) for at in launch.positions},
-                DefaultLogsSpecs(str(folder / "logs"), to_files, loud),
-                {at.rank: f"[{at}] " for at in launch.positions},
+                {at.rank: (*PROGRAM[1:], *words) for at in self.positions},
+                {at.rank: self._environment(at.rank, folder, port) for at in self.positions},
+                elastic.DefaultLogsSpecs(str(folder / "logs"), logs, loud),
+                {at.rank: f"[{at}] " for at in self.positions},
             )
         finally:
             for number, handler in handlers.items():  # torch's own handlers raise SignalException
                 signal.signal(number, handler)
-        assert isinstance(context, SubprocessContext)
-        self.ranks = [_Rank(at, context, self.clock()) for at in launch.positions]
+        assert isinstance(context, elastic.SubprocessContext)
+        self.ranks = [_Rank(at, context, self.clock()) for at in self.positions]
         return context
 
     def _environment(self, rank: int, folder: Path, port: int) -> dict[str, str]:
-        ranks = len(self.launch.positions)
-        defaults = {
-            "OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // ranks, 1)),
-            "GLOO_SOCKET_IFNAME": "lo",  # nobody outside this machine needs to connect
-        }
+        threads = str(max((os.cpu_count() or 1) // len(self.positions), 1))
         return {
-            **{name: os.environ.get(name, value) for name, value in defaults.items()},
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),  # nobody outside needs to connect
+            **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(len(self.positions))),
             "MASTER_ADDR": LOOPBACK,
             "MASTER_PORT": str(port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is here, and not in rank 0
@@ -239,27 +208,19 @@ class _Attempt:
 
     # --- watching
 
-    def _watch(self) -> None:
+    def _watch(self, beats: BeatFile) -> None:
         """Until all have ended. A loss, or a second signal, ends those that do not end by themselves."""
-        with selectors.DefaultSelector() as selector:
-            for rank in self.ranks:
-                selector.register(rank.ended, selectors.EVENT_READ, rank)
-            while selector.get_map():
-                ended = [selector.unregister(key.fd).data for key, _ in selector.select(TICK)]
-                now = self.clock()
-                for rank in ended:
+        while alive := [rank for rank in self.ranks if rank.ended_at is None]:
+            ended = wait([rank.pidfd for rank in alive], TICK)
+            now = self.clock()
+            for rank in alive:
+                rank.hear(beats.read(rank.position.rank), now)
+                if rank.pidfd in ended:
                     rank.end(now)
-                self._look(now)
-                self._forward_signals()
-                self._end_a_stuck_one(now)
-                self._end_the_rest(now)
-
-    def _look(self, now: float) -> None:
-        for rank in self.ranks:
-            beat = self.beats.read(rank.position.rank)
-            if beat.at != rank.beat.at:
-                rank.beat, rank.beat_at = beat, now
-        self.slow.look(self._last_beats())
+            self.slow.look({rank.position: rank.beat for rank in self.ranks})
+            self._forward_signals()
+            self._end_a_stuck_one(now)
+            self._end_the_rest(now)
 
     def _forward_signals(self) -> None:
         """The first asks for a checkpoint at the next step; the second ends everything."""
@@ -272,17 +233,16 @@ class _Attempt:
         """A rank that is silent and does not compute either is ended; of several the one that has been so longest."""
         if self._lost_at() is not None or any(rank.stuck for rank in self.ranks):
             return
-        silent = [(rank, why) for rank in self.ranks if rank.alive and (why := self._why_stuck(rank, now))]
+        silent = [(rank, why) for rank in self.ranks if rank.ended_at is None and (why := self._why_stuck(rank, now))]
         if silent:
-            rank, why = min(silent, key=lambda found: (not found[0].cpu.stopped(), found[0].beat_at, found[0].beat.at))
+            rank, why = min(silent, key=lambda found: (not found[0].cpu.stopped(), found[0].heard_at, found[0].beat.at))
             rank.stuck = why
             rank.send(signal.SIGKILL)
 
     def _why_stuck(self, rank: _Rank, now: float) -> str:
-        silence = now - rank.beat_at
+        silence = now - rank.heard_at
         if silence <= 10 * TICK:  # cheap as long as it beats
             rank.cpu.restart(now)
-            return ""
         if silence <= self.timeout:
             return ""
         if rank.cpu.stopped():
@@ -302,14 +262,11 @@ class _Attempt:
         """When the first rank ended that was not to end."""
         return min((rank.ended_at for rank in self.ranks if rank.lost and rank.ended_at is not None), default=None)
 
-    def _last_beats(self) -> dict[Position, Beat]:
-        return {rank.position: rank.beat for rank in self.ranks}
-
     # --- telling
 
     def _outcome(self) -> Outcome:
         first, lost_at = self.ranks[0], self._lost_at()
-        outcome = Outcome("failed", slow=self.slow.found(self._last_beats()))
+        outcome = Outcome("failed", slow=self.slow.found({rank.position: rank.beat for rank in self.ranks}))
         if first.report and not first.lost and (lost_at is None or lost_at > (first.ended_at or 0.0)):
             return replace(outcome, status=first.report.status, whole=True)
         if self.forwarded > 1:
@@ -333,9 +290,8 @@ def _last_line(log: str) -> str:
     if not log:
         return ""
     with open(log, "rb") as file:
-        file.seek(max(os.path.getsize(log) - LINE, 0))
-        lines = file.read().decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        file.seek(max(os.path.getsize(log) - 4096, 0))
+        return file.read().decode(errors="replace").rstrip().rpartition("\n")[2].strip()
 
 
 @contextmanager
@@ -348,9 +304,8 @@ def _store(port: int | None) -> Iterator[int]:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise InputError(
-            f"port {port} cannot be used ({error.strerror}): write another --port, or none for a free one"
-        ) from None
+        line = f"port {port} cannot be used ({error.strerror}): write another --port, or none for a free one"
+        raise InputError(line) from None
     found: int = listener.getsockname()[1]
     # the store closes the socket that it is given
     store = TCPStore(LOOPBACK, found, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
