@@ -1,7 +1,7 @@
 """A rank without torch for tests of the launcher: it beats, meets the fault of PARLAY_FAULT, and ends as a real one.
 
-`STANDIN=steps:20,survivors:blame`: how many steps, and whether a rank notices that another one has gone (`blame`, it
-fails with what gloo says) or not (`blocked`).
+`STANDIN=steps:20,seconds:0.02,survivors:blame`: how many steps, of how many seconds, and whether a rank notices that
+another one has gone (`blame`, it fails with what gloo says) or not (`blocked`).
 """
 
 import json
@@ -14,7 +14,6 @@ from pathlib import Path
 from parlay import faults, process, signs
 from parlay.launch.rank import ExitReport, begin, end, leave
 
-STEP = 0.02
 ATTEMPT = os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 
@@ -36,6 +35,7 @@ def main() -> int:
         faults.reach(step, (rank,))
         if came:
             return _leave(1, "interrupted")
+        time.sleep(float(ways.get("seconds", 0.02)))
         _wait(step, rank, ranks, out)
         if ways.get("survivors") == "blame" and any(_gone(out, other) for other in range(ranks)):
             return _leave(1, message="RuntimeError: [../third_party/gloo/pair.cc] Connection closed by peer [::1]:4711")
@@ -52,7 +52,6 @@ def _leave(code: int, status: str = "", message: str = "") -> int:
 
 def _wait(step: int, rank: int, ranks: int, out: Path) -> None:
     """Until all have come so far, as neighbours do."""
-    time.sleep(STEP)
     (out / f"step-{rank}").write_text(str(step))
     began = time.monotonic()
     while any(_at(out, other) < step and not _gone(out, other) for other in range(ranks)):
