@@ -38,6 +38,7 @@ class Interrupt:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Signals do again what they did before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

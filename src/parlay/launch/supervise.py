@@ -169,9 +169,10 @@ class _Attempt:
 
     def _start(self, folder: Path, port: int) -> elastic.PContext:
         """Rank 0 has the terminal, the others write into log files."""
-        words = ["train", "--recipe", str(folder / "recipe.toml"), "--out", str(self.launch.out)]
+        recipe = folder / "recipe.toml"
+        recipe.write_text(self.launch.recipe.toml())
+        words = ["train", "--recipe", str(recipe), "--out", str(self.launch.out)]
         words += ["--resume"] if self.launch.resume or self.number > 0 else []
-        Path(words[2]).write_text(self.launch.recipe.toml())
         logs = dict.fromkeys(range(1, len(self.positions)), elastic.Std.ERR)
         loud = logs if os.environ.get("PARLAY_DEBUG") == "1" else elastic.Std.NONE
         handlers = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGHUP, signal.SIGQUIT)}
@@ -186,7 +187,7 @@ class _Attempt:
             )
         finally:
             for number, handler in handlers.items():  # torch's own handlers raise SignalException
-                signal.signal(number, handler)
+                signal.signal(number, handler or signal.SIG_DFL)
         assert isinstance(context, elastic.SubprocessContext)
         self.ranks = [_Rank(at, context, self.clock()) for at in self.positions]
         return context
@@ -267,7 +268,7 @@ class _Attempt:
     def _outcome(self) -> Outcome:
         first, lost_at = self.ranks[0], self._lost_at()
         outcome = Outcome("failed", slow=self.slow.found({rank.position: rank.beat for rank in self.ranks}))
-        if first.report and not first.lost and (lost_at is None or lost_at > (first.ended_at or 0.0)):
+        if first.report and not first.lost and (lost_at is None or lost_at >= (first.ended_at or 0.0)):
             return replace(outcome, status=first.report.status, whole=True)
         if self.forwarded > 1:
             return replace(outcome, status="interrupted", message=f"ended by a second signal; {self._saved()}")
