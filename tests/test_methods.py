@@ -1,0 +1,58 @@
+"""The registry of methods answers without torch, and what it says is what the methods' classes do."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, fields
+
+import pytest
+
+from parlay import methods
+from parlay.coupling import Streaming
+from parlay.errors import InputError
+
+
+@pytest.mark.parametrize("name", methods.names()[1:])
+def test_a_registered_method_has_its_options_and_its_timing_in_its_class(name: str) -> None:
+    kind = methods.load(name)
+    assert {option.name for option in methods.options(name)} == set(methods.option_names(name))
+    assert all(option.help and option.kind for option in methods.options(name))
+    assert set(methods.option_names(name)) <= {key.name for key in fields(kind)}
+    method = kind()
+    assert methods.streams(name) == isinstance(method, Streaming)
+    if isinstance(method, Streaming):
+        entry, lag = methods.timing(name)
+        assert [lag(k, 5) for k in range(5)] == [method.lag(k, 5) for k in range(5)]
+        assert [entry(k, 5) for k in range(5)] == sorted(range(5), reverse=method.upwards)
+
+
+def test_the_registry_answers_without_torch() -> None:
+    script = (
+        "import sys; from parlay import methods as m; "
+        "print([m.label(n) for n in m.names()], m.option_names('al'), m.timing('replay').lag(0, 3)); "
+        "print('torch' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert told.startswith("['Serial', 'Penalty', 'AL', 'Replay',")
+    assert told.endswith("('beta', 'beta_final', 'detail', 'reach') 4\nFalse\n")
+
+
+@dataclass(frozen=True)
+class Mine:
+    strength: float = 2.0
+    word: str | None = None
+
+
+def test_a_new_method_is_registered_with_all_fields_as_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
+    methods.register("mine", f"{__name__}:Mine", label="Mine")
+    assert methods.names()[-1] == "mine"
+    assert methods.load("mine") is Mine
+    found = methods.options("mine")
+    assert [(o.name, o.kind, o.default) for o in found] == [("strength", "float", 2.0), ("word", "str | None", None)]
+
+
+def test_an_unknown_method_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"unknown method 'penality': write one of serial, .* \(nearest: penalty\)"):
+        methods.load("penality")
+    with pytest.raises(InputError, match="serial training is not cut"):
+        methods.load("serial")
