@@ -14,8 +14,8 @@ from parlay.bench import core, cpu, gang, table
 from parlay.bench.core import Problem, Row, Timed, as_json, best, interleaved, quartiles, sentences
 from parlay.bench.gang import Clocked, Gang, Place, Worker, shares
 from parlay.bench.workers import samples_per_step
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
-from parlay.recipe import Recipe
 from parlay.run import set_up
 from runs import answer, parlay
 

@@ -5,8 +5,8 @@ import torch
 
 from parlay import bench
 from parlay.bench import core, cuda
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
-from parlay.recipe import Recipe
 
 SMALL = Recipe(dataset="digits", model="resnet8", stages=2, batch_size=8, device="cpu", schedule="parallel")
 gpu = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

@@ -32,7 +32,7 @@ def test_every_file_that_it_names_is_there() -> None:
     ("file", "names"),
     [
         ("src/parlay/run.py", ["METHODS", "make_trainer"]),
-        ("src/parlay/recipe.py", ["METHODS", "STREAMING", "DATASETS", "option"]),
+        ("src/parlay/config/recipe.py", ["METHODS", "STREAMING", "DATASETS", "option"]),
         ("src/parlay/report/groups.py", ["METHODS", "STREAMING"]),
         ("src/parlay/__init__.py", ["_HOMES", "__all__"]),
         ("src/parlay/models/__init__.py", ["_COMMON", "build", "is_vae"]),

@@ -13,9 +13,9 @@ import pytest
 
 from parlay.bench.core import Row, as_json, quartiles
 from parlay.checkpoint import FolderLock
+from parlay.config.recipe import Recipe
 from parlay.demo import folder, runs, speed
 from parlay.progress import Silent
-from parlay.recipe import Recipe
 from parlay.report.bench import Bench
 from runs import answer, last_line, listen, parlay
 

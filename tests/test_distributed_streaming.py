@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from parlay import DNI, AuxNet, Delayed, Local, Replay, checkpoint, timeline
+from parlay.config.recipe import Recipe
 from parlay.data import CropAndFlip
 from parlay.engines.stream import Way
 from parlay.errors import InputError
-from parlay.recipe import Recipe
 from problems import batch
 from ranks import together
 from runs import Heard, records, train

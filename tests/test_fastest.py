@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from parlay.bench import fastest
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
-from parlay.recipe import Recipe
 from runs import parlay
 
 SMALL = Recipe(dataset="digits", model="resnet8", stages=2, batch_size=8, device="cpu")

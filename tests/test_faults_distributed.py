@@ -55,8 +55,8 @@ import pytest
 import torch
 
 from parlay.checkpoint import FolderLock
+from parlay.config.recipe import Recipe
 from parlay.launch import command, ranks, supervisor
-from parlay.recipe import Recipe
 from runs import SMALL, STEPS, answer, flip_a_byte, is_running, kept, parlay, records, summary, train, wait_for
 
 Capfd = pytest.CaptureFixture[str]

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from parlay import forecast
+from parlay.config.recipe import Recipe
 from parlay.plan import plan
-from parlay.recipe import Recipe
 from parlay.run import set_up
 
 

@@ -28,7 +28,7 @@ from home_records import Table  # noqa: E402
 from home_rows import PROBLEMS, ROWS, SEEDS, Job, jobs  # noqa: E402
 
 from parlay.bench.gang import Gang  # noqa: E402
-from parlay.recipe import Recipe  # noqa: E402
+from parlay.config.recipe import Recipe  # noqa: E402
 
 AL = ("digits-resnet20", "al-k2")
 LATE = 60.0

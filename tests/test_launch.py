@@ -19,10 +19,10 @@ import pytest
 from torch.distributed import HashStore
 
 from parlay import faults
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError, StageLost
 from parlay.launch import blame, heartbeat, meeting, places, slow, supervisor, worker
 from parlay.launch.ranks import CpuClock
-from parlay.recipe import Recipe
 from runs import is_running, wait_for
 
 Patch = pytest.MonkeyPatch
@@ -191,7 +191,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from parlay.launch import supervisor
-from parlay.recipe import Recipe
+from parlay.config.recipe import Recipe
 out, program = Path(sys.argv[1]), tuple(sys.argv[2:])
 ending = supervisor.run(supervisor.Launch(Recipe(stages=3, engine="distributed"), out, program=program))
 print(ending.status + ": " + ending.message)

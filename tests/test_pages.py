@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import parlay
-from parlay.recipe import Recipe, flag
+from parlay.config.recipe import Recipe, flag
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "results"))

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from parlay import stores
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
 from parlay.plan import plan
-from parlay.recipe import Recipe
 from runs import parlay, summary, train
 
 Patch = pytest.MonkeyPatch

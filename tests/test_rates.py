@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from parlay.config.rates import KINDS, Rate
 from parlay.errors import InputError
-from parlay.rates import KINDS, Rate
 
 VALUES = {
     "cosine": {0: 1.0, 1: 0.5 * (1 + math.cos(math.pi / 8)), 2: 0.5 * (1 + math.sqrt(0.5)), 4: 0.5, 8: 0.0},

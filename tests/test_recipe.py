@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from parlay.cli import make_parser
+from parlay.config.recipe import Recipe, flag, make_recipe, read_recipe
 from parlay.errors import InputError
-from parlay.recipe import Recipe, flag, make_recipe, read_recipe
 from runs import SMALL, answer, parlay, records, summary, train
 
 CONTRACT = [

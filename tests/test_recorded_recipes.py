@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import recorded
-from parlay.recipe import METHODS, Recipe, flag, make_recipe, read_recipe
+from parlay.config.recipe import METHODS, Recipe, flag, make_recipe, read_recipe
 from parlay.run import make_method, method_keys
 from runs import STEPS, listen, records, resume, summary, train
 

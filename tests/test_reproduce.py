@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from parlay import run
 from parlay.compare import Planned
-from parlay.recipe import Recipe
+from parlay.config.recipe import Recipe
 from parlay.report.load import Epoch, Run
 from parlay.reproduce import alone, beside, columns, figures, runs, speed
 from parlay.reproduce.columns import MEASURED, PROJECTED, QUOTED, Facts

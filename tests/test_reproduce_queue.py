@@ -21,7 +21,7 @@ from parlay.cli import make_parser
 from parlay.cli.flags import given_keys, recipe_keys
 from parlay.cli.reproduce import _requests
 from parlay.compare import Planned, Row
-from parlay.recipe import Recipe
+from parlay.config.recipe import Recipe
 from parlay.reproduce import beside
 from parlay.reproduce.queue import Budget, Queue
 from parlay.reproduce.request import selected

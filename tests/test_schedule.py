@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from parlay.config.schedule import LOSS_RATIO, Schedule, adapted, healthy
 from parlay.engines.probe import cosines
 from parlay.errors import InputError
-from parlay.schedule import LOSS_RATIO, Schedule, adapted, healthy
 from runs import SMALL, kept, listen, parlay, records, resume, train
 
 # epochs:  1   2    3     4      5       6        7         8          9           10           11            12
@@ -169,7 +169,7 @@ def test_a_resumed_adaptive_run_decides_as_it_would_have(
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     words = (*ADAPTIVE, "adaptive:0.65", "--method", method)
     if method == "replay":  # it is judged by its losses alone
-        monkeypatch.setattr("parlay.schedule.LOSS_RATIO", 0.86)
+        monkeypatch.setattr("parlay.config.schedule.LOSS_RATIO", 0.86)
     train(whole, *words)
     assert "s" in phases(whole)[2:]
     for stop in (5, 4, 6):  # in the midst of an epoch, at its end, in another phase

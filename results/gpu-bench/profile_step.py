@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from parlay import records
 from parlay.bench.cuda import Engined
-from parlay.recipe import Recipe
+from parlay.config.recipe import Recipe
 
 HERE = Path(__file__).parent
 STEPS = 10

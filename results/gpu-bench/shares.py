@@ -30,11 +30,11 @@ from torch import Tensor
 
 from parlay import records
 from parlay.bench.cuda import Engined
+from parlay.config.recipe import Recipe
 from parlay.coupling import Pair
 from parlay.engines.base import Batch
 from parlay.engines.graphs import Graphed, Inputs
 from parlay.engines.stream import Mail
-from parlay.recipe import Recipe
 from parlay.run import set_up
 
 HERE = Path(__file__).parent

@@ -24,11 +24,11 @@ from parlay.bench import workers
 from parlay.bench.core import Problem, Say, Timed, as_json, best, interleaved
 from parlay.bench.cpu import MICRO_BATCHES, one_core
 from parlay.bench.gang import Gang, Ganged, Place, Worker, cores
+from parlay.config.recipe import STREAMING, Recipe
+from parlay.config.schedule import PARALLEL, SERIAL, alternate
 from parlay.engines.base import Totals
-from parlay.recipe import STREAMING, Recipe
 from parlay.records import environment, write_json
 from parlay.run import set_up
-from parlay.schedule import PARALLEL, SERIAL, alternate
 
 STAGES = 2
 CYCLE = "".join(letter for letter, _ in zip(alternate(4, 1), range(5), strict=False))

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import records
 from scores import Row, draw, markdown, number, read, rows_of, summary
 
-from parlay.recipe import METHODS
+from parlay.config.recipe import METHODS
 from parlay.report.speed import staleness
 from parlay.report.words import memory
 

@@ -17,13 +17,13 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 if TYPE_CHECKING:
+    from parlay.config.rates import Rate
+    from parlay.config.recipe import Recipe
+    from parlay.config.schedule import Schedule
     from parlay.coupling import DNI, AugmentedLagrangian, AuxNet, Coupling, Delayed, Local, Penalty, Replay, Streaming
     from parlay.errors import InputError
     from parlay.models import build as build_model
     from parlay.partitioning import Partition, partition
-    from parlay.rates import Rate
-    from parlay.recipe import Recipe
-    from parlay.schedule import Schedule
     from parlay.trainer import Trainer
     from parlay.training import Result
 
@@ -37,14 +37,14 @@ _HOMES = {
     "Local": "coupling",
     "Partition": "partitioning",
     "Penalty": "coupling",
-    "Rate": "rates",
-    "Recipe": "recipe",
+    "Rate": "config.rates",
+    "Recipe": "config.recipe",
     "Replay": "coupling",
     "Result": "training",
-    "Schedule": "schedule",
+    "Schedule": "config.schedule",
     "Streaming": "coupling",
     "Trainer": "trainer",
-    "build_model": "models.build",
+    "build_model": "models:build",
     "partition": "partitioning",
 }
 
@@ -73,7 +73,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'parlay' has no attribute '{name}'")
-    home, _, real = _HOMES[name].partition(".")
+    home, _, real = _HOMES[name].partition(":")
     value = getattr(import_module(f"parlay.{home}"), real or name)
     globals()[name] = value
     return value

@@ -23,9 +23,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
+from parlay.config.recipe import ASIDE, METHODS, Recipe, flag, nearest
 from parlay.errors import InputError
 from parlay.progress import Progress, clock
-from parlay.recipe import ASIDE, METHODS, Recipe, flag, nearest
 
 OVER = ("finished", "diverged")
 """A run that has ended so is not run again: that a method diverges is a result too."""

@@ -16,13 +16,13 @@ from torch import nn
 
 from parlay import forecast, stores
 from parlay.bench.cpu import one_core
+from parlay.config.recipe import Recipe
+from parlay.config.schedule import PARALLEL, Schedule
 from parlay.coupling import Streaming
 from parlay.errors import InputError
 from parlay.filters import downsample
 from parlay.partitioning import block_costs
-from parlay.recipe import Recipe
 from parlay.run import Setup, set_up
-from parlay.schedule import PARALLEL, Schedule
 from parlay.trainer import mixed_precision, spread
 
 GIB = 1 << 30

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from parlay import data, models
+from parlay.config.rates import Rate
+from parlay.config.recipe import Recipe, flag
 from parlay.coupling import (
     DNI,
     AugmentedLagrangian,
@@ -31,8 +33,6 @@ from parlay.errors import InputError
 from parlay.models.resnet_vae import Reconstruction, ReconstructionAndKL
 from parlay.partitioning import Partition, partition
 from parlay.progress import Progress
-from parlay.rates import Rate
-from parlay.recipe import Recipe, flag
 from parlay.trainer import Trainer, mixed_precision, spread
 from parlay.training import Result
 

@@ -17,6 +17,8 @@ import torch
 
 from parlay import board, evaluate, stores
 from parlay.checkpoint import FolderLock
+from parlay.config.rates import Rate
+from parlay.config.schedule import Schedule
 from parlay.coupling import AugmentedLagrangian, Coupling, Method, Streaming
 from parlay.coupling.streaming import Crossing, Site, Station
 from parlay.data import Augmentation, as_split
@@ -31,8 +33,6 @@ from parlay.interface import Cut, Interface, Pool
 from parlay.interrupt import Interrupt
 from parlay.partitioning import Partition
 from parlay.progress import Progress, Silent, for_terminal
-from parlay.rates import Rate
-from parlay.schedule import Schedule
 from parlay.stage import MakeOptimizer, Stage
 from parlay.training import Result, Run
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from parlay import checkpoint, faults, reconstructions, timeline
 from parlay.board import Board
 from parlay.checkpoint import atomic_write
+from parlay.config.schedule import PARALLEL, SERIAL, adapted, healthy
 from parlay.coupling import Coupling, Streaming
 from parlay.coupling.streaming import BESIDE
 from parlay.data import batches
@@ -29,7 +30,6 @@ from parlay.interrupt import Interrupt
 from parlay.launch import heartbeat
 from parlay.progress import counted
 from parlay.records import Record, Records, environment, write_json
-from parlay.schedule import PARALLEL, SERIAL, adapted, healthy
 
 if TYPE_CHECKING:
     from parlay.trainer import Trainer

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from parlay.bench.core import Problem, Row, Say, best, interleaved
+from parlay.config.recipe import STREAMING, Recipe
 from parlay.errors import InputError
-from parlay.recipe import STREAMING, Recipe
 
 DEFAULTS: dict[str, Any] = {"dataset": "cifar10", "stages": 2, "partition": "cost"}
 """Where the benchmark differs from training: photographs, which need not lie on the disk, and stages cut by cost."""

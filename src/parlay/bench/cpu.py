@@ -15,9 +15,9 @@ from parlay import models
 from parlay.bench import workers
 from parlay.bench.core import LAYER_PARALLEL, SERIAL, Say, Timed
 from parlay.bench.gang import Gang, Ganged, Place, Worker, cores
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
 from parlay.memory import keep_freed_memory
-from parlay.recipe import Recipe
 from parlay.run import method_keys, set_up
 
 MICRO_BATCHES = (2, 4, 8)

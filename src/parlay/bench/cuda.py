@@ -17,11 +17,11 @@ import torch
 from parlay import models
 from parlay.bench.core import LAYER_PARALLEL, SERIAL, Say, Timed
 from parlay.bench.workers import BATCHES, Bench, samples_per_step
+from parlay.config.recipe import Recipe
 from parlay.coupling import Streaming
 from parlay.engines.compiled import CompiledBlocks
 from parlay.engines.in_process import InProcess
 from parlay.errors import InputError
-from parlay.recipe import Recipe
 from parlay.run import method_keys
 
 STAGES = (2, 3, 6, 9)

@@ -8,8 +8,8 @@ from typing import Any
 
 from parlay.bench.core import LAYER_PARALLEL, Problem, Row, Say, interleaved
 from parlay.bench.cuda import STAGES, Engined
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
-from parlay.recipe import Recipe
 from parlay.run import set_up
 from parlay.trainer import spread
 

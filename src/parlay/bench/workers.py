@@ -16,6 +16,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn.parallel import DistributedDataParallel
 
 from parlay.bench.gang import Place, Worker
+from parlay.config.recipe import Recipe
 from parlay.coupling import Coupling, Pair
 from parlay.data import Split
 from parlay.data.feed import Feed
@@ -25,7 +26,6 @@ from parlay.errors import InputError
 from parlay.filters import downsample
 from parlay.interface import Interface
 from parlay.progress import Silent
-from parlay.recipe import Recipe
 from parlay.run import Setup, make_method, make_trainer, set_up
 from parlay.stage import Stage
 from parlay.stores import DeviceStore

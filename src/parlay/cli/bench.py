@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from parlay.cli.exits import FINISHED
 from parlay.cli.flags import add_command, add_json, add_recipe_flags, given_keys, recipe_keys, whole_number
+from parlay.config.recipe import make_recipe
 from parlay.errors import InputError
-from parlay.recipe import make_recipe
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands

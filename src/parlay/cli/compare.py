@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from parlay.cli.exits import FAILED, FINISHED, say_no
 from parlay.cli.flags import add_command, add_json, add_recipe_flags, given_keys
 from parlay.cli.train import fit_any
+from parlay.config.recipe import METHODS, make_recipe, read_recipe
 from parlay.errors import InputError
 from parlay.launch import places
-from parlay.recipe import METHODS, make_recipe, read_recipe
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from parlay.cli.exits import FINISHED
 from parlay.cli.flags import add_command, add_json
+from parlay.config.recipe import DATASETS, nearest
 from parlay.errors import InputError
-from parlay.recipe import DATASETS, nearest
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands

@@ -17,8 +17,8 @@ from parlay.launch import places
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands
+    from parlay.config.recipe import Recipe
     from parlay.progress import Progress
-    from parlay.recipe import Recipe
 
 EPOCHS = 15
 LEFT_TO_THE_PAGE = ("devices", "stages wait")  # a terminal may have 80 columns

@@ -10,8 +10,8 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from parlay.config.recipe import AUTO, Recipe, flag, make_recipe, nearest, read_recipe
 from parlay.errors import InputError
-from parlay.recipe import AUTO, Recipe, flag, make_recipe, nearest, read_recipe
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from parlay.cli.exits import FINISHED
 from parlay.cli.flags import add_command, add_json, add_recipe_flags, given_keys, recipe_keys, with_stages
-from parlay.recipe import STREAMING
+from parlay.config.recipe import STREAMING
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands

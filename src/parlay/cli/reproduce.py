@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from parlay.cli.exits import FAILED, FINISHED, say_no
 from parlay.cli.flags import add_command, add_json, given_keys, number, recipe_keys, whole_number
 from parlay.cli.train import fit_any
+from parlay.config.recipe import make_recipe
 from parlay.errors import InputError
 from parlay.launch import places
-from parlay.recipe import make_recipe
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands

@@ -19,9 +19,9 @@ from parlay.cli.flags import (
     whole_number,
     with_stages,
 )
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
 from parlay.launch import places, worker
-from parlay.recipe import Recipe
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands

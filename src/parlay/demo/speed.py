@@ -28,8 +28,8 @@ from parlay.bench.core import (
     interleaved,
 )
 from parlay.bench.gang import cores
+from parlay.config.recipe import Recipe
 from parlay.progress import Progress, clock
-from parlay.recipe import Recipe
 
 RECIPE = Recipe(dataset="cifar10", model="resnet20", method="al", stages=2, partition="cost", batch_size=64)
 """Of ResNet-20 in the shape of CIFAR-10, whose steps take a tenth of a second: the digits' are too short to be cut.

@@ -7,10 +7,10 @@ import sys
 import torch
 
 from parlay import board, data, faults, models
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
 from parlay.launch import heartbeat, places
 from parlay.partitioning import Partition, partition
-from parlay.recipe import Recipe
 from parlay.run import make_method
 
 

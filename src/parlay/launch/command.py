@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
 from parlay.launch.check import check
 from parlay.launch.supervisor import Ending, Launch, run
 from parlay.partitioning import Partition
-from parlay.recipe import Recipe
 from parlay.records import environment, read, write_json
 
 EMPTY: dict[str, Any] = {

@@ -22,12 +22,12 @@ from typing import Any, final
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from parlay import checkpoint
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
 from parlay.interrupt import SIGNALS
 from parlay.launch import blame, heartbeat, places, worker
 from parlay.launch.ranks import Rank
 from parlay.launch.slow import SlowRanks
-from parlay.recipe import Recipe
 
 LOOPBACK = "127.0.0.1"
 SHOW_CURSOR = "\x1b[?25h"

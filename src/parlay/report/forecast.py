@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from parlay.config.schedule import PARALLEL
 from parlay.report.simulate import Times, of_stages
-from parlay.schedule import PARALLEL
 
 GIB = 1 << 30
 

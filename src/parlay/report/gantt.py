@@ -8,10 +8,10 @@ import matplotlib
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
+from parlay.config.schedule import HYBRID
 from parlay.report.simulate import Bar, Times, length, letters, play
 from parlay.report.spans import hue, patch
 from parlay.report.svg import INK, MUTED, PAPER, STYLE, Look, new_figure, to_svg
-from parlay.schedule import HYBRID
 
 ROW = 17  # pixels of a stage
 Way = tuple[str, Sequence[Bar]]

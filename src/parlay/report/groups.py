@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from parlay.recipe import ASIDE, flag
+from parlay.config.recipe import ASIDE, flag
+from parlay.config.schedule import HYBRID
 from parlay.report import noise
 from parlay.report.load import Run
-from parlay.schedule import HYBRID
 
 NOT_COMPARED = ("seed", *map(flag, ASIDE))
 """Keys of a recipe that do not make another configuration."""

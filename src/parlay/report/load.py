@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from parlay import timeline
+from parlay.config.schedule import PARALLEL, SERIAL
 from parlay.errors import InputError
 from parlay.report import pictures
 from parlay.report.pictures import Reconstructions
-from parlay.schedule import PARALLEL, SERIAL
 from parlay.timeline import Span
 
 TEST_SAMPLES = {"digits": 360, "mnist": 10_000, "cifar10": 10_000, "cifar100": 10_000}

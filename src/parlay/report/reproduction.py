@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from parlay.config.schedule import Schedule
 from parlay.errors import InputError
 from parlay.report import pictures
 from parlay.report.load import shown, trained_share
 from parlay.report.simulate import Times, of_stages
 from parlay.report.words import DASH, Cell, Column
-from parlay.schedule import Schedule
 
 FILE = "reproduction.json"
 FINISHED = re.compile(r"\d+ finished")

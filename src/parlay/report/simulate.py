@@ -1,6 +1,6 @@
 """What the stages would do when, each on a device of its own: bars from the times of the stages, nothing measured here.
 
-A way of training is a string of letters, one batch each, as in `schedule.py`: S is a batch through the whole network, P
+A way of training is a string of letters, one batch each, as in `config/schedule.py`: S is a batch through the whole network, P
 one on which all stages train at once. Drawn on the same clock, so that the lengths can be compared:
 
     S   stage 0  F1                B1 F2  ...      P   stage 0  F1 B1    F2 B2
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from parlay.schedule import PARALLEL, Schedule
+from parlay.config.schedule import PARALLEL, Schedule
 from parlay.timeline import Span
 
 FORWARD_SHARE = 1 / 3

@@ -15,12 +15,12 @@ from parlay.bench.core import Timed
 from parlay.bench.cuda import SETTLED
 from parlay.bench.gang import Gang
 from parlay.bench.workers import BATCHES, RATE
+from parlay.config.recipe import Recipe
 from parlay.data import Split
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine
 from parlay.partitioning import partition
 from parlay.progress import Silent
-from parlay.recipe import Recipe
 from parlay.run import Setup, make_trainer, set_up
 from parlay.trainer import Trainer, mixed_precision, spread
 

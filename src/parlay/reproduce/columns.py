@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from parlay.config.schedule import PARALLEL, SERIAL
 from parlay.report.load import Run
 from parlay.reproduce.paper import Line
-from parlay.schedule import PARALLEL, SERIAL
 
 GIB = 1 << 30
 PER_SAMPLE = "_per_sample"

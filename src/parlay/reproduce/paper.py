@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from parlay.recipe import STREAMING
+from parlay.config.recipe import STREAMING
 
 WITHOUT, RANDOM = "none", "random"
 HYBRID = "hybrid"

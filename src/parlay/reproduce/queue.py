@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, final
 
 from parlay.compare import Planned, begun, status_of
+from parlay.config.recipe import nearest
 from parlay.errors import InputError
-from parlay.recipe import nearest
 
 OPEN, DONE, FAILED = STATES = ("open", "done", "failed")
 MEASURED = 3  # epochs; the first ones compile, so the fastest of them counts

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, final
 
 from parlay.compare import Row
+from parlay.config.recipe import ASIDE, Recipe, by_field, flag, nearest, read_recipe
 from parlay.errors import InputError
-from parlay.recipe import ASIDE, Recipe, by_field, flag, nearest, read_recipe
 from parlay.reproduce.paper import EXPERIMENTS, KINDS, WORKLOADS, Experiment, Line, Workload
 
 FIXED = ("method", "stages", "downsample", "schedule", "augment", "seed", "out", "epochs", "train_samples", "data_dir")

@@ -18,18 +18,18 @@ import torch
 from parlay import compare, plan
 from parlay.checkpoint import newest
 from parlay.compare import Fit, Planned
+from parlay.config.recipe import STREAMING, Recipe, flag
+from parlay.config.schedule import Schedule
 from parlay.coupling import Streaming
 from parlay.errors import InputError
 from parlay.filters import downsample
 from parlay.progress import Progress
-from parlay.recipe import STREAMING, Recipe, flag
 from parlay.report.load import Run, load
 from parlay.reproduce import beside
 from parlay.reproduce.paper import Line
 from parlay.reproduce.queue import Budget, Queue
 from parlay.reproduce.request import Request, selected
 from parlay.run import Setup, set_up
-from parlay.schedule import Schedule
 from parlay.trainer import spread
 
 BESIDE = 8 << 30  # bytes of a process without its states: weights, activations, recorded steps, CUDA itself

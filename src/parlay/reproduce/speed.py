@@ -26,8 +26,8 @@ import torch
 from parlay import forecast
 from parlay.bench.core import LAYER_PARALLEL, SERIAL, Problem, Row, Say, Timed, interleaved
 from parlay.bench.cuda import Engined
+from parlay.config.recipe import Recipe
 from parlay.coupling import Streaming
-from parlay.recipe import Recipe
 from parlay.records import environment, write_json
 from parlay.reproduce.alone import Alone, link_speed, samples
 from parlay.run import set_up

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from parlay import report
 from parlay.checkpoint import atomic_write
-from parlay.recipe import Recipe
+from parlay.config.recipe import Recipe
 from parlay.records import write_json
 from parlay.report.load import Run
 from parlay.reproduce import columns, runs

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from parlay.config.rates import Rate
+from parlay.config.schedule import Schedule
 from parlay.errors import InputError
-from parlay.rates import Rate
-from parlay.schedule import Schedule
 
 DATASETS = ("digits", "mnist", "cifar10", "cifar100", "synthetic")
 AUTO = "auto"  # in the place of a number of stages: it is measured before there is a recipe
