@@ -110,10 +110,6 @@ def test_a_stage_of_the_red_black_order_trains_on_half_of_a_step(method: str, sa
         assert all(len(ids if turn is None else turn) == 2 * samples for turn in turns)
 
 
-def test_the_joint_order_trains_on_all_of_them() -> None:
-    assert samples_per_step(Recipe(method="penalty", order="joint", batch_size=16)) == 16
-
-
 def test_without_a_serial_row_there_is_no_ratio() -> None:
     rows = interleaved([Scripted("layer-parallel", [1, 1], [])], PROBLEM, 1, 1, quiet)
     assert rows[0].speedup is None

@@ -39,7 +39,7 @@ READ: dict[str, list[dict[str, Any]]] = {
     "al:partition=4,7,serial": [{"method": "al", "partition": "4,7"}, {"method": "serial"}],
     "al:partition=4,7:beta=1e-1": [{"method": "al", "partition": "4,7", "beta": 0.1}],
     "al:lr=1:beta_final=2": [{"method": "al", "lr": 1.0, "beta_final": 2.0}],
-    "al:state-step=0.5": [{"method": "al", "state_step": 0.5}],
+    "al:reach=0.5": [{"method": "al", "reach": 0.5}],
 }
 
 
@@ -50,7 +50,7 @@ def test_rows_are_methods_with_keys_of_their_own(text: str) -> None:
 
 def test_rows_name_their_folders() -> None:
     assert [row.name for row in read_rows(ROWS)] == list(FOLDERS)
-    assert read_rows("al:beta=0.5:shrink=0.7")[0].name == "al-beta-0.5-shrink-0.7"
+    assert read_rows("al:beta=0.5:reach=0.7")[0].name == "al-beta-0.5-reach-0.7"
 
 
 def test_seeds_are_whole_numbers() -> None:
@@ -64,9 +64,9 @@ def test_seeds_are_whole_numbers() -> None:
     ("words", "told"),
     [
         ("--methods seriel", "(nearest: serial)"),
-        ("--methods serial,,al", "write a method and its keys, as in al:downsample=2"),
-        ("--methods al:downsample", "write a method and its keys, as in al:downsample=2"),
-        ("--methods al=2", "write a method and its keys, as in al:downsample=2"),
+        ("--methods serial,,al", "write a method and keys, as in al:downsample=2"),
+        ("--methods al:downsample", "write a method and keys, as in al:downsample=2"),
+        ("--methods al=2", "write a method and keys, as in al:downsample=2"),
         ("--methods al:downsampel=2", "write downsample"),
         ("--methods al:downsample=x", "downsample is 'x': write a whole number"),
         ("--methods al:downsample=3", "al:downsample=3: unknown downsample '3': write one of 1, 2, 4"),
@@ -80,7 +80,7 @@ def test_seeds_are_whole_numbers() -> None:
         ("--methods al:beta=1:beta=2", "write it once"),
         ("--methods al,serial,al", "'al' twice"),
         ("--methods al,al:stages=2", "'al' and 'al:stages=2' are the same: leave one of them out"),
-        ("--methods serial,serial:downsample=2:order=joint", "order is not for method 'serial'"),
+        ("--methods serial,serial:downsample=2:reach=1", "reach is not for method 'serial'"),
         ("--methods al:stages=99", "al:stages=99: "),
         ("--seeds 1,x", "as in 0,1,2"),
         ("--seed 1", "write --seeds"),
@@ -247,10 +247,10 @@ def test_a_folder_with_other_runs_is_refused(out: Path, capsys: pytest.CaptureFi
 
 def test_runs_with_another_default_of_their_method_are_refused(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = out / "al-s0" / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace("state-step = 1.0", "state-step = 0.9"))
+    recipe.write_text(recipe.read_text().replace("reach = 0.25", "reach = 0.5"))
     capsys.readouterr()
     assert again(out) == 2
-    assert answer(capsys).endswith("al-s0 holds a run with state-step 0.9, not 1.0: write another --out, or delete it")
+    assert answer(capsys).endswith("al-s0 holds a run with reach 0.5, not 0.25: write another --out, or delete it")
 
 
 def test_a_cut_by_cost_is_measured_once_for_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from parlay.config.recipe import Recipe
 from parlay.data import CropAndFlip
 from parlay.engines.stream import Way
 from parlay.errors import InputError
+from parlay.run import make_method
 from problems import batch
 from ranks import together
 from runs import Heard, records, train
@@ -214,7 +215,7 @@ def test_what_one_process_refuses_all_refuse_in_the_same_words() -> None:
 @pytest.mark.parametrize("method", ["replay", "local"])
 def test_a_recipe_takes_no_replicas_of_streaming_stages(method: str) -> None:
     with pytest.raises(InputError, match=f"method {method} takes no replicas: write replicas 1"):
-        Recipe(method=method, engine="distributed", replicas=2)
+        make_method(Recipe(method=method, engine="distributed", replicas=2))
 
 
 # Which messages there are

@@ -384,7 +384,7 @@ def test_a_damaged_part_or_one_of_another_step_is_passed_over_and_the_rest_is_as
         (["--replicas", 0], {}, "replicas is 0: write a number of at least 1"),
         (["--device", "cuda"], {"CUDA_VISIBLE_DEVICES": ""}, "0 GPUs for 2 processes: write --device cpu"),
         (["--port", 70000], {}, "port is 70000: write a number from 1 to 65535"),
-        (["--trust", 1, "--method", "serial"], {}, "trust is not for method 'serial'"),
+        (["--reach", 1, "--method", "serial"], {}, "reach is not for method 'serial'"),
         ([], {"PARLAY_FAULT": "stage2:step1:kill"}, "PARLAY_FAULT is for stage 2 and the last of 2 stages is 1"),
         ([], {"PARLAY_TIMEOUT": "soon"}, "PARLAY_TIMEOUT is 'soon': write a number of seconds above 0"),
         ([], {"RANK": "one"}, "the environment variable RANK is 'one': write a whole number, or unset it"),

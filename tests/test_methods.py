@@ -54,5 +54,18 @@ def test_a_new_method_is_registered_with_all_fields_as_options(monkeypatch: pyte
 def test_an_unknown_method_is_answered_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"unknown method 'penality': write one of serial, .* \(nearest: penalty\)"):
         methods.load("penality")
-    with pytest.raises(InputError, match="serial training is not cut"):
-        methods.load("serial")
+
+
+def test_serial_training_is_a_name_without_a_class() -> None:
+    assert methods.load("serial") is methods.make("serial", {}) is None
+    with pytest.raises(InputError, match="beta is not for method 'serial': leave it out"):
+        methods.make("serial", {"beta": 1.0})
+
+
+def test_a_method_is_made_with_checked_keys() -> None:
+    assert methods.make("al", {"beta": 2, "reach": 1.0}).beta == 2
+    for given in ({"beta": "much"}, {"beta": True}, {"beta": float("inf")}, {"beta": 1e300}, {"beta": -1.0}):
+        with pytest.raises(InputError, match=r"^beta is "):
+            methods.make("al", given)
+    with pytest.raises(InputError, match="unknown key 'order'"):
+        methods.make("penalty", {"order": "joint"})  # for Python alone

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,7 +13,9 @@ import torch
 from torch import nn
 
 import parlay
-from parlay.config.recipe import Recipe, flag
+from parlay import methods
+from parlay.config.keys import flag
+from parlay.config.recipe import KEYS
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "results"))
@@ -161,9 +162,20 @@ def test_the_readme_links_every_page_and_names_no_package_of_others() -> None:
 def test_flags_that_are_written_exist(page: Path) -> None:
     text = re.sub(r"torchrun.*?-m parlay", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     text = re.sub(r"#SBATCH.*|`--signal.*?`|srun.*|python results/.*", "", text)
-    known = {flag(key.name) for key in fields(Recipe)}
+    known = {flag(name) for name in (*(key.name for key in KEYS), *methods.every_option())}
     known |= {"seeds", "json", "out", "resume", "methods", "recipe", "data-dir", "max-restarts", "port", "epochs"}
-    known |= {"at-once", "queue", "rows", "scale", "minutes", "nnodes", "node-rank", "nproc-per-node", "check"}
+    known |= {
+        "help-all",
+        "at-once",
+        "queue",
+        "rows",
+        "scale",
+        "minutes",
+        "nnodes",
+        "node-rank",
+        "nproc-per-node",
+        "check",
+    }
     assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", text)) <= known
 
 

@@ -1,13 +1,13 @@
 """A recipe is read from TOML and flags, refused in one line where it is wrong, and runs again from its folder."""
 
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from parlay.cli import make_parser
-from parlay.config.recipe import Recipe, flag, make_recipe, read_recipe
+from parlay import methods
+from parlay.config.keys import RETIRED, flag
+from parlay.config.recipe import KEYS, Recipe, make_recipe, read_recipe
 from parlay.errors import InputError
 from runs import SMALL, answer, parlay, records, summary, train
 
@@ -24,19 +24,37 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", CONTRACT)
-def test_every_flag_of_the_contract_has_exactly_its_name(name: str) -> None:
-    given = make_parser().parse_args(["train"])
-    assert name in [option for action in given.parser._actions for option in action.option_strings]
+def help_of(words: str, capsys: Capsys) -> str:
+    with pytest.raises(SystemExit) as end:
+        parlay(*words.split())
+    assert end.value.code == 0
+    return capsys.readouterr().out
 
 
-def test_every_key_of_a_recipe_is_a_flag_and_a_toml_key_and_has_its_help(tmp_path: Path) -> None:
-    full = write(tmp_path / "full.toml", Recipe().toml())
-    assert Recipe(**read_recipe(full)) == Recipe()
-    given = make_parser().parse_args(["train"])
-    flags = {option: action.help for action in given.parser._actions for option in action.option_strings}
-    for key in fields(Recipe):
-        assert flags[f"--{flag(key.name)}"]
+def test_the_short_help_has_the_contract_on_one_screen(capsys: Capsys) -> None:
+    told = help_of("train --help", capsys)
+    assert [name for name in CONTRACT if f"\n  {name} " not in told] == []
+    assert len(told.splitlines()) <= 40
+    assert "--momentum" not in told
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "bench", "plan"])
+def test_the_long_help_has_every_key_and_what_the_methods_say_of_theirs(command: str, capsys: Capsys) -> None:
+    told = help_of(f"{command} --help-all", capsys)
+    kept_out = {"compare": ("method", "seed")}.get(command, ())
+    names = [*(key.name for key in KEYS if key.name not in kept_out), *methods.every_option()]
+    assert [name for name in names if f"\n  --{flag(name)} " not in told] == []
+    assert "al 0.25]" in " ".join(told.split())  # of reach
+    assert ("the fastest on this GPU" in told) == (command in ("train", "plan"))
+
+
+def test_every_key_has_its_help_and_every_number_its_bounds(tmp_path: Path) -> None:
+    assert Recipe(**read_recipe(write(tmp_path / "full.toml", Recipe().toml()))) == Recipe()
+    for key in (*KEYS, *(one for name in methods.names() for one in methods.options(name))):
+        kind = str(getattr(key, "kind", None) or key.type)
+        assert key.metadata["help"]
+        if kind.startswith(("int", "float")) and not key.metadata["choices"]:
+            assert key.metadata["most"] is not None, key.name
 
 
 def test_flags_win_over_the_recipe_file(tmp_path: Path) -> None:
@@ -71,6 +89,11 @@ def test_a_recipe_file_trains_as_its_flags_do(tmp_path: Path) -> None:
         ("clip = []", "clip is []: write a number"),
         ("lr = inf", "lr is inf: write a finite number"),
         ("stages = ", "is not a TOML recipe"),
+        ("methods = ['al']", "unknown key 'methods' in {path}: write 'method'"),
+        ("reach = 0", "reach is 0: write a number greater than 0"),
+        ("reach = 'far'", "reach is 'far': write a number"),
+        ("shrink = 0.7", "shrink is 0.7: it gained nothing and is gone"),
+        ("order = 'joint'", "order is joint: it belongs to the paper's formulas"),
         (
             'method = "penality"',
             "unknown method 'penality': write one of serial, penalty, al, replay, delayed, local, dni, auxnet "
@@ -106,17 +129,17 @@ def test_a_recipe_that_cannot_be_read_is_answered_in_one_line(
     [
         ("--stagse 3", "unknown flag '--stagse': write --stages"),
         ("--batchsize=3", "unknown flag '--batchsize=3': write --batch-size"),
-        ("--stages three", "'three' is no whole number: write one, as in 3"),
-        ("--stages 2.0", "'2.0' is no whole number"),
+        ("--stages three", "stages is 'three': write a whole number, as in 3"),
+        ("--stages 2.0", "stages is '2.0': write a whole number"),
         ("--stages", "--stages: expected one argument"),
-        ("--lr fast", "'fast' is no number: write one, as in 0.1"),
+        ("--lr fast", "lr is 'fast': write a number, as in 0.1"),
         ("--lr nan", "lr is nan: write a finite number"),
         ("--lr -1", "lr is -1.0: write a number greater than 0"),
         ("--clip 0", "clip is 0.0: write a number greater than 0"),
         ("--momentum -1", "momentum is -1.0: write a number of at least 0"),
         ("--epochs 0", "epochs is 0: write a number of at least 1"),
         ("--seed -1", "seed is -1: write a number of at least 0"),
-        (f"--seed {2**63}", "write a number below 2 to the 63rd"),
+        (f"--seed {2**63}", f"seed is {2**63}: write a number of at most {2**63 - 1}"),
         ("--dataset digit", "(nearest: digits)"),
         ("--schedule alternat:4:1", "write alternate:4:1"),
         ("--schedule alternate:4", "write alternate:4:1"),
@@ -130,10 +153,14 @@ def test_a_recipe_that_cannot_be_read_is_answered_in_one_line(
         ("--model resnet9", "write resnet8 or resnet14"),
         ("--model resnt20", "write resnet20"),
         ("--beta 0", "beta is 0.0: write a number greater than 0"),
-        ("--trust -1", "trust is -1.0"),
-        ("--state-step 2", "state-step is 2.0: write a number between 0 and 1"),
-        ("--method penalty --multiplier hestenes", "multiplier is not for method 'penalty': leave it out, or write"),
-        ("--method al --order joint", "order is not for method 'al': leave it out, or write method penalty"),
+        ("--trust 2", "--trust: it belongs to the paper's formulas"),
+        ("--shrink=0.7", "--shrink: it gained nothing and is gone"),
+        ("--method penalty --reach 1", "reach is not for method 'penalty': leave it out, or write method al"),
+        (
+            "--method replay --detail 1",
+            "detail is not for method 'replay': leave it out, or write",
+        ),
+        ("--method replay --replicas 2 --engine distributed", "method replay takes no replicas"),
         ("--method serial --beta 3", "beta is not for method 'serial': leave it out"),
         ("--stages 99", "99 stages of a model with 11 blocks"),
         ("--stages 0", "0 stages of a model with 11 blocks"),
@@ -152,11 +179,8 @@ def test_the_resolved_recipe_has_the_defaults_of_its_method(tmp_path: Path) -> N
     for method in ("al", "penalty", "serial"):
         assert train(tmp_path / method, "--method", method, "--epochs", 1) == 0
     of = {method: tomllib.loads((tmp_path / method / "recipe.toml").read_text()) for method in ("al", "penalty")}
-    assert of["al"]["beta"] == 3.0
-    assert of["al"]["multiplier"] == "hestenes"
-    assert "order" not in of["al"]
-    assert of["penalty"]["order"] == "red-black"
-    assert "multiplier" not in of["penalty"]
+    assert (of["al"]["beta"], of["al"]["reach"]) == (3.0, 0.25)
+    assert "reach" not in of["penalty"]
     serial = tomllib.loads((tmp_path / "serial" / "recipe.toml").read_text())
     assert (serial["stages"], serial["schedule"]) == (1, "serial")
     assert "beta" not in serial
@@ -188,3 +212,15 @@ def test_a_recipe_cannot_be_changed_or_hold_what_it_does_not_know() -> None:
         Recipe().stages = 2  # type: ignore[misc]
     with pytest.raises(InputError, match="epochs"):
         Recipe(epochs=0)
+
+
+def test_a_retired_key_is_read_at_its_neutral_value_and_else_says_where_it_went(tmp_path: Path) -> None:
+    for key, gone in RETIRED.items():
+        method = f'method = "{gone.methods[0]}"\n' if gone.methods else ""
+        text = f"'{gone.neutral}'" if isinstance(gone.neutral, str) else gone.neutral
+        if gone.neutral is not None:
+            path = write(tmp_path / "r.toml", f"{method}{key} = {text}\n")
+            assert make_recipe(read_recipe(path, methods.every_option()), {}).options == {}
+        path = write(tmp_path / "r.toml", f"{method}{key} = 0.5\n")
+        with pytest.raises(InputError, match=rf"^{key} is 0\.5: .*leave it out"):
+            read_recipe(path, methods.every_option())

@@ -20,11 +20,12 @@ from typing import Any, final
 import home_queue
 import home_rows
 
+from parlay import methods
 from parlay.bench import workers
 from parlay.bench.core import Problem, Say, Timed, as_json, best, interleaved
 from parlay.bench.cpu import MICRO_BATCHES, one_core
 from parlay.bench.gang import Gang, Ganged, Place, Worker, cores
-from parlay.config.recipe import STREAMING, Recipe
+from parlay.config.recipe import Recipe
 from parlay.config.schedule import PARALLEL, SERIAL, alternate
 from parlay.engines.base import Totals
 from parlay.records import environment, write_json
@@ -71,7 +72,7 @@ def resolved(problem: str) -> dict[str, Recipe]:
     for name in (name for name, row in home_rows.ROWS.items() if row.stages == STAGES):
         recipe = Recipe(**home_rows.Job(problem, name, 0).keys(Path("data")))
         recipe = replace(recipe, precision="float32", serial_phase="sequential")
-        work = recipe.method if recipe.method in STREAMING else "stored"
+        work = recipe.method if methods.streams(recipe.method) else "stored"
         with one_core():
             found[name] = set_up(replace(recipe, partition=cuts.get(work, "cost"))).recipe
         cuts[work] = found[name].partition

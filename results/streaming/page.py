@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import records
 from scores import Row, draw, markdown, number, read, rows_of, summary
 
-from parlay.config.recipe import METHODS
+from parlay import methods
 from parlay.report.speed import staleness
 from parlay.report.words import memory
 
@@ -83,7 +83,7 @@ def keys(flags: str) -> dict[str, str]:
 def order(name: str) -> tuple[int, ...]:
     asked = keys(RUNS[name][0])
     depth, batch = int(asked["model"].removeprefix("resnet")), int(asked["batch-size"])
-    return depth, -batch, METHODS.index(asked["method"]), int(asked.get("stages", 0)), "shrink" in asked
+    return depth, -batch, methods.names().index(asked["method"]), int(asked.get("stages", 0)), "shrink" in asked
 
 
 def late(row: Row) -> int | None:

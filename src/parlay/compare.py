@@ -19,17 +19,20 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from parlay.config.recipe import ASIDE, METHODS, Recipe, flag, nearest
+from parlay import methods
+from parlay.config.keys import check_retired, flag, nearest, parse, said
+from parlay.config.recipe import ASIDE, KEYS, Recipe, make_recipe
 from parlay.errors import InputError
 from parlay.progress import Progress, clock
 
 OVER = ("finished", "diverged")
 """A run that has ended so is not run again: that a method diverges is a result too."""
 
+LONGEST_ROW = 200  # characters: its run folders are named by it
 _NEXT_METHOD = re.compile(r",(?=\s*[A-Za-z])")
 _NEXT_KEY = re.compile(r":(?=[A-Za-z_-]+=)")
 
@@ -81,9 +84,9 @@ def read_rows(text: str) -> list[Row]:
 
 def read_seeds(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    seeds = [int(part) for part in parts if part.isdecimal()]
+    seeds = [int(part) for part in parts if re.fullmatch("[0-9]{1,19}", part)]
     if len(set(seeds)) < len(parts):
-        raise InputError(f"seeds is '{text}': write different whole numbers with commas between them, as in 0,1,2")
+        raise InputError(f"seeds is '{said(text)}': write different whole numbers with commas, as in 0,1,2")
     return seeds
 
 
@@ -92,17 +95,15 @@ def plan(rows: Sequence[Row], seeds: Sequence[int], base: Mapping[str, Any], out
 
     A key of `base` that a method has no use for, such as the beta of serial training, is left out for it.
     """
-    from parlay import run
-
-    own = {name for method in METHODS for name in run.method_keys(method)}
     made = {}
     for row in rows:
-        left_out = own - run.method_keys(row.keys["method"])
+        left_out = set(methods.every_option()) - set(methods.option_names(row.keys["method"]))
         keys = {**{name: value for name, value in base.items() if name not in left_out}, **row.keys, "out": None}
         with _naming(row.text):
-            made[row.text] = Recipe(**{**keys, "seed": seeds[0]})
+            made[row.text] = make_recipe(keys, {"seed": seeds[0]})
+            methods.check_options(made[row.text].method, made[row.text].options)
     for text, filled in _filled(made).items():
-        made[text] = replace(made[text], **filled)
+        made[text] = replace(made[text], options=filled)
     found = []
     for row in rows:
         folders = [out / f"{row.name}-s{seed}" for seed in seeds]
@@ -159,39 +160,30 @@ def there(planned: Sequence[Planned]) -> list[Path]:
 
 
 def _row(text: str) -> Row:
+    if len(text) > LONGEST_ROW:
+        raise InputError(f"'{said(text)}' in methods has {len(text)} characters: write at most {LONGEST_ROW}")
     method, *parts = _NEXT_KEY.split(text)
-    if method not in METHODS:
+    if method not in methods.names():
         if not method.replace("-", "").isalnum():
-            raise InputError(f"cannot read '{text}' in methods: write a method and its keys, as in al:downsample=2")
-        raise InputError(f"unknown method '{method}': write one of {', '.join(METHODS)} (nearest: {_near(method)})")
-    known, keys = {flag(key.name): key for key in fields(Recipe)}, {"method": method}
+            raise InputError(f"cannot read '{said(text)}' in methods: write a method and keys, as in al:downsample=2")
+        methods.check_options(method, {})
+    kinds = {key.name: str(key.type) for key in KEYS}
+    known, keys = {flag(name): name for name in (*kinds, *methods.every_option())}, {"method": method}
     for part in parts:
         name, _, value = part.partition("=")
         name = flag(name)
         if name not in known:
-            raise InputError(f"unknown key '{name}' in '{text}': write {nearest(name, known)}")
+            check_retired(name, value, method)
+            raise InputError(f"unknown key '{said(name)}' in '{said(text)}': write {nearest(name, known)}")
         field = known[name]
-        if field.name == "method" or field.name in keys:
+        if field in keys:
             raise InputError(f"'{text}' gives {name} twice: write it once")
-        if field.name in _COMMON or name.startswith("synthetic"):
+        if field in _COMMON or name.startswith("synthetic"):
             whole = {"seed": "--seeds 0,1,2", "out": "--out DIR", "tensorboard": "--tensorboard"}
             instead = whole.get(name, f"--{name} {value}")
             raise InputError(f"{name} is the same in all rows of a comparison: write {instead}, not '{text}'")
-        keys[field.name] = _value(name, value, str(field.type).split(" | ")[0])
+        keys[field] = parse(name, value, kinds.get(field) or methods.kind_of(field))
     return Row(text, keys)
-
-
-def _value(name: str, text: str, kind: str) -> Any:
-    kinds: dict[str, tuple[Callable[[str], Any], str]] = {
-        "str": (str, ""),
-        "int": (int, "a whole number, as in 2"),
-        "float": (float, "a number, as in 0.1"),
-    }
-    of, form = kinds[kind]
-    try:
-        return of(text)
-    except ValueError:
-        raise InputError(f"{name} is '{text}': write {form}") from None
 
 
 def _filled(made: Mapping[str, Recipe]) -> dict[str, dict[str, Any]]:
@@ -209,7 +201,7 @@ def _filled(made: Mapping[str, Recipe]) -> dict[str, dict[str, Any]]:
         if resolved in seen:
             raise InputError(f"'{seen[resolved]}' and '{text}' are the same: leave one of them out")
         seen[resolved] = text
-    return {text: {key: getattr(own, key) for key in run.method_keys(own.method)} for own, text in seen.items()}
+    return {text: own.options for own, text in seen.items()}
 
 
 def _cut_once(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
@@ -286,12 +278,7 @@ def _asked(recipe: Recipe) -> dict[str, Any]:
     filled: tuple[str, ...] = ASIDE
     if recipe.method == "serial":
         filled += ("stages", "partition", "schedule")
-    values = {key.name: getattr(recipe, key.name) for key in fields(recipe) if key.name not in filled}
-    return {flag(name): value for name, value in values.items() if value is not None}
-
-
-def _near(method: str) -> str:
-    return nearest(method, METHODS)
+    return {flag(name): value for name, value in recipe.values().items() if name not in filled}
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parlay import data, models
+from parlay import data, methods, models
 from parlay.config.rates import Rate
-from parlay.config.recipe import Recipe, flag
+from parlay.config.recipe import Recipe
 from parlay.coupling import (
-    DNI,
-    AugmentedLagrangian,
-    AuxNet,
     Coupling,
-    Delayed,
-    Local,
     Method,
-    Penalty,
-    Replay,
     Streaming,
 )
 from parlay.data import CropAndFlip, Split, expand, normalise
@@ -35,16 +28,6 @@ from parlay.partitioning import Partition, partition
 from parlay.progress import Progress
 from parlay.trainer import Trainer, mixed_precision, spread
 from parlay.training import Result
-
-METHODS: dict[str, type[Method]] = {
-    "penalty": Penalty,
-    "al": AugmentedLagrangian,
-    "replay": Replay,
-    "delayed": Delayed,
-    "local": Local,
-    "dni": DNI,
-    "auxnet": AuxNet,
-}
 
 
 @dataclass(frozen=True)
@@ -94,18 +77,10 @@ def _device(recipe: Recipe) -> torch.device:
 
 def make_method(recipe: Recipe) -> Method | None:
     """The method with the keys that the recipe gives; its own defaults for the others."""
-    given = {n: getattr(recipe, n) for n in _shared_keys() if getattr(recipe, n) is not None}
-    for name in sorted(given.keys() - method_keys(recipe.method)):
-        others = " or ".join(method for method in METHODS if name in method_keys(method))
-        raise InputError(f"{flag(name)} is not for method '{recipe.method}': leave it out, or write method {others}")
-    if recipe.method not in METHODS:
-        return None
-    return METHODS[recipe.method](**given)
-
-
-def method_keys(method: str) -> set[str]:
-    """The keys of a recipe that a method takes."""
-    return {key.name for key in fields(METHODS[method])} & _shared_keys() if method in METHODS else set()
+    method: Method | None = methods.make(recipe.method, recipe.options)
+    if recipe.replicas > 1 and isinstance(method, Streaming):
+        raise InputError(f"method {recipe.method} takes no replicas: write replicas 1, or method al")
+    return method
 
 
 def train(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result:
@@ -159,7 +134,6 @@ def make_trainer(setup: Setup, out: Path | None, progress: Progress) -> Trainer:
         engine=recipe.engine,
         replicas=recipe.replicas,
         serial_phase=recipe.serial_phase,
-        micro_batches=recipe.micro_batches,
         timeline=recipe.timeline,
         prepare=partial(normalise, mean=setup.facts.mean, std=setup.facts.std),
         augment=CropAndFlip() if augment else None,
@@ -182,16 +156,10 @@ def _resolve_serial(recipe: Recipe) -> Recipe:
 
 
 def _resolve(recipe: Recipe, cut: Partition, method: Method | None) -> Recipe:
-    filled = {name: getattr(method, name) for name in method_keys(recipe.method)} if method else {}
+    options = {name: getattr(method, name) for name in methods.option_names(recipe.method)}
     if recipe.partition == "cost" and cut.cuts:  # measured: another run would measure, and maybe cut, otherwise
-        filled["partition"] = ",".join(map(str, cut.cuts))
-    return replace(recipe, **filled)
-
-
-def _shared_keys() -> set[str]:
-    """The keys that recipe and methods share."""
-    of_methods = {key.name for kind in METHODS.values() for key in fields(kind)}
-    return of_methods & {key.name for key in fields(Recipe)}
+        recipe = replace(recipe, partition=",".join(map(str, cut.cuts)))
+    return replace(recipe, options=options)
 
 
 def _synthetic(recipe: Recipe) -> data.Synthetic:

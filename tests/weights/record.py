@@ -52,7 +52,7 @@ RUNS = {
     "replay-k2": f"{DIGITS} --method replay --schedule parallel --stages 2",
     "replay-k3": f"{DIGITS} --method replay --schedule parallel",
     "replay-hybrid-augmented": f"{DIGITS} --method replay --schedule alternate:2:1 --epochs 4 --augment random",
-    "replay-corrected": f"{DIGITS} --method replay --schedule parallel --predict 0.5 --compensate 0.5 --shrink 0.7",
+    "replay-predicted": f"{DIGITS} --method replay --schedule parallel --predict 0.5",
     "replay-bfloat16": f"{DIGITS} --method replay --schedule parallel --precision bfloat16",
     "replay-fewer-batches-than-lag": f"{TINY} --method replay --schedule parallel --stages 6 --epochs 2",
     "delayed": f"{DIGITS} --method delayed --schedule parallel",

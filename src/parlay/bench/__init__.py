@@ -13,8 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from parlay import methods
 from parlay.bench.core import Problem, Row, Say, best, interleaved
-from parlay.config.recipe import STREAMING, Recipe
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
 
 DEFAULTS: dict[str, Any] = {"dataset": "cifar10", "stages": 2, "partition": "cost"}
@@ -29,7 +30,7 @@ class Found(NamedTuple):
 
 def run(recipe: Recipe, rounds: int, steps: int, say: Say, whole: bool = False) -> Found:
     """Time all systems of the recipe's device; `whole`: and serial training compiled in one piece, on a GPU."""
-    if recipe.method in STREAMING:
+    if methods.streams(recipe.method):
         raise InputError("bench times streaming methods beside the others anyway: write method al or penalty")
     kind = _device(recipe)
     if find_spec(f"parlay.bench.{kind}") is None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ from parlay.bench.gang import Gang, Ganged, Place, Worker, cores
 from parlay.config.recipe import Recipe
 from parlay.errors import InputError
 from parlay.memory import keep_freed_memory
-from parlay.run import method_keys, set_up
+from parlay.run import set_up
 
 MICRO_BATCHES = (2, 4, 8)
 """Of the pipelines. All are timed, and the fastest one counts."""
@@ -83,9 +82,8 @@ def systems(recipe: Recipe, partition: str, say: Say) -> list[Timed]:
 
 def _streaming(recipe: Recipe, method: str, partition: str) -> Recipe:
     """The same work by a streaming method, with its own defaults and cut by its own costs."""
-    keys: dict[str, Any] = dict.fromkeys(method_keys(recipe.method))
     with one_core():
-        return set_up(replace(recipe, **keys, method=method, partition=partition)).recipe
+        return set_up(replace(recipe, options={}, method=method, partition=partition)).recipe
 
 
 def _timed(name: str, gang: Gang, recipe: Recipe, all_threads: int) -> list[Timed]:

@@ -22,7 +22,6 @@ from parlay.coupling import Streaming
 from parlay.engines.compiled import CompiledBlocks
 from parlay.engines.in_process import InProcess
 from parlay.errors import InputError
-from parlay.run import method_keys
 
 STAGES = (2, 3, 6, 9)
 """Numbers of stages that are tried, beside the one that is asked for."""
@@ -72,8 +71,7 @@ def _cut(recipe: Recipe, stages: int, compiled: str) -> Recipe:
 
 def _replayed(recipe: Recipe, stages: int) -> Recipe:
     """The same work by replay, with its own defaults."""
-    keys: dict[str, Any] = dict.fromkeys(method_keys(recipe.method))
-    return replace(_cut(recipe, stages, "on"), **keys, method=REPLAY)
+    return replace(_cut(recipe, stages, "on"), options={}, method=REPLAY)
 
 
 @final

@@ -6,10 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parlay import methods
 from parlay.cli.exits import FAILED, FINISHED, say_no
 from parlay.cli.flags import add_command, add_json, add_recipe_flags, given_keys
 from parlay.cli.train import fit_any
-from parlay.config.recipe import METHODS, make_recipe, read_recipe
+from parlay.config.recipe import make_recipe, read_recipe
 from parlay.errors import InputError
 from parlay.launch import places
 
@@ -33,14 +34,15 @@ def add(commands: Commands) -> None:
 def _compare(given: argparse.Namespace) -> int:
     if places.is_worker():
         raise InputError("compare starts its processes itself: write parlay compare without torchrun")
-    base = read_recipe(Path(given.recipe), ("methods", "seeds")) if given.recipe else {}
-    methods = given.methods or _joined("methods", base.pop("methods", None)) or ",".join(METHODS)
+    more = ("methods", "seeds", *methods.every_option())
+    base = read_recipe(Path(given.recipe), more) if given.recipe else {}
+    asked = given.methods or _joined("methods", base.pop("methods", None)) or ",".join(methods.names())
     seeds = given.seeds or _joined("seeds", base.pop("seeds", None)) or str(base.get("seed", 0))
     keys = {**base, **given_keys(given)}
     common = make_recipe(keys, {"method": "serial"})  # refuses what is wrong in any row
     from parlay import compare
 
-    rows, numbers = compare.read_rows(methods), compare.read_seeds(seeds)
+    rows, numbers = compare.read_rows(asked), compare.read_seeds(seeds)
     out = Path(common.out) if common.out else Path("runs") / f"compare-{common.dataset}-{common.model}"
     planned = compare.plan(rows, numbers, keys, out)
     from parlay import report

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from parlay.cli.exits import FINISHED
 from parlay.cli.flags import add_command, add_json
-from parlay.config.recipe import DATASETS, nearest
+from parlay.config.keys import nearest, said
+from parlay.config.recipe import DATASETS
 from parlay.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def add(commands: Commands) -> None:
 def _data(given: argparse.Namespace) -> int:
     doings = {"list": _data_list, "fetch": _data_fetch, "check": _data_check}
     if given.what not in doings:
-        raise InputError(f"unknown word '{given.what}': write parlay data {nearest(given.what, doings)}")
+        raise InputError(f"unknown word '{said(given.what)}': write parlay data {nearest(given.what, doings)}")
     return doings[given.what](given)
 
 
@@ -54,25 +55,33 @@ def _data_list(given: argparse.Namespace) -> int:
 
 
 def _data_fetch(given: argparse.Namespace) -> int:
+    names = _names(given)
     from parlay import data
 
-    for name in given.names or _missing_names():
+    for name in names:
         data.fetch(name, Path(given.data_dir), _show_bytes)
         print(data.check(name, Path(given.data_dir)))
     return FINISHED
 
 
 def _data_check(given: argparse.Namespace) -> int:
+    names = _names(given)
     from parlay import data
     from parlay.records import dumps
 
-    found = {name: data.check(name, Path(given.data_dir)) for name in given.names or _missing_names()}
+    found = {name: data.check(name, Path(given.data_dir)) for name in names}
     print(dumps(found) if given.json else "\n".join(found.values()))
     return FINISHED
 
 
-def _missing_names() -> NoReturn:
-    raise InputError(f"no data set named: write one or more of {', '.join(DATASETS)}")
+def _names(given: argparse.Namespace) -> list[str]:
+    found: list[str] = given.names
+    for name in found:
+        if name not in DATASETS:
+            raise InputError(f"unknown data set '{said(name)}': write one of {', '.join(DATASETS)}")
+    if not found:
+        raise InputError(f"no data set named: write one or more of {', '.join(DATASETS)}")
+    return found
 
 
 def _show_bytes(name: str, done: int, total: int | None) -> None:

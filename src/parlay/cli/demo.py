@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from parlay.cli.exits import FAILED, FINISHED, say_no
 from parlay.cli.flags import add_command, add_json, whole_number
 from parlay.cli.train import fit
+from parlay.config.keys import check
 from parlay.errors import InputError
 from parlay.launch import places
 
@@ -38,8 +39,7 @@ def add(commands: Commands) -> None:
 def _demo(given: argparse.Namespace) -> int:
     if places.is_worker():
         raise InputError("demo starts its processes itself: write parlay demo without torchrun")
-    if given.epochs < 1:
-        raise InputError(f"epochs is {given.epochs}: write a number of at least 1")
+    check("epochs", given.epochs, "int", {"least": 1, "most": 1_000_000})
     from parlay.demo import folder, runs
     from parlay.progress import for_terminal
 

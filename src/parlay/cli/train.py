@@ -12,6 +12,7 @@ from parlay import faults
 from parlay.cli.exits import EXIT_CODES, FAILED, OutOfMemory, say_no
 from parlay.cli.flags import (
     add_command,
+    add_flag,
     add_json,
     add_recipe_flags,
     given_keys,
@@ -19,6 +20,7 @@ from parlay.cli.flags import (
     whole_number,
     with_stages,
 )
+from parlay.config.keys import check, said
 from parlay.config.recipe import Recipe
 from parlay.errors import InputError
 from parlay.launch import places, worker
@@ -31,26 +33,18 @@ if TYPE_CHECKING:
 
 def add(commands: Commands) -> None:
     sub = add_command(commands, "train", _train, "train by one method, write a run folder")
-    add_recipe_flags(sub)
+    add_recipe_flags(sub, auto=True)
     add_json(sub)
     sub.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of --out")
-    sub.add_argument(
-        "--max-restarts",
-        type=whole_number,
-        default=0,
-        metavar="N",
-        help="begin so often again from the last checkpoint when a stage is lost (distributed; default: 0)",
-    )
-    sub.add_argument(
-        "--port",
-        type=whole_number,
-        metavar="P",
-        help="where the processes meet (distributed; default: a free one)",
-    )
+    lost = "begin so often again from the last checkpoint when a stage is lost (distributed) [0]"
+    add_flag(sub, "max_restarts", lost, False, type=whole_number, default=0, metavar="N")
+    meet = "where the processes meet (distributed) [a free one]"
+    add_flag(sub, "port", meet, False, type=whole_number, metavar="P")
 
 
 def _train(given: argparse.Namespace) -> int:
     worker.follow()
+    check("max-restarts", given.max_restarts, "int", {"least": 0, "most": 1000})
     out = Path(given.out) if given.out else None
     base = recipe_keys(given, out)
     recipe, tried = with_stages(base, given_keys(given))
@@ -93,12 +87,12 @@ def _train_rank(given: argparse.Namespace, recipe: Recipe) -> int:
 
 def _launch(given: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     """A process for every stage of the run, and this one to watch over them."""
+    port = given.port if given.port is not None else places.whole_number("MASTER_PORT", 0) or None
+    if port is not None and not 0 < port < 1 << 16:
+        raise InputError(f"port is {said(port)}: write a number from 1 to {(1 << 16) - 1}, or none for a free one")
     from parlay.launch import command
     from parlay.launch.supervisor import Launch
 
-    port = given.port if given.port is not None else places.whole_number("MASTER_PORT", 0) or None
-    if port is not None and not 0 < port < 1 << 16:
-        raise InputError(f"port is {port}: write a number from 1 to {(1 << 16) - 1}, or none for a free one")
     summary = command.train(Launch(recipe, out, given.resume, port, given.max_restarts))
     return _end(summary, out, given.json)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from parlay.config.keys import said
 from parlay.errors import InputError
 
 KINDS = ("cosine", "step", "constant", "hold")
@@ -24,11 +25,11 @@ class Rate:
     """Epochs over which the rate rises from zero."""
 
     def __post_init__(self) -> None:
-        name, colon, share = self.kind.partition(":")
+        (name, colon, share), kind = self.kind.partition(":"), said(self.kind)
         if name not in KINDS or (colon and name != "hold"):
-            raise InputError(f"unknown learning-rate schedule '{self.kind}': write one of {', '.join(KINDS)}")
+            raise InputError(f"unknown learning-rate schedule '{kind}': write one of {', '.join(KINDS)}")
         if colon and not (_is_number(share) and 0 < float(share) <= 1):
-            raise InputError(f"learning-rate schedule '{self.kind}': write a share above 0 and up to 1, as in hold:0.3")
+            raise InputError(f"learning-rate schedule '{kind}': write a share above 0 and up to 1, as in hold:0.3")
         if self.warmup < 0:
             raise InputError(f"warmup is {self.warmup}: write a number of epochs of at least 0")
 

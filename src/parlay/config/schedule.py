@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
 
+from parlay.config.keys import said
 from parlay.errors import InputError
 
 PARALLEL, SERIAL = "P", "S"
@@ -52,14 +54,14 @@ class Schedule:
     def parse(cls, text: str) -> Schedule:
         kind, *numbers = text.split(":")
         if kind not in KINDS:
-            near = difflib.get_close_matches(kind, KINDS, 1, 0.0)[0]
-            raise InputError(f"unknown schedule '{text}': write {_form(near)}")
+            near = difflib.get_close_matches(kind[:100], KINDS, 1, 0.0)[0]
+            raise InputError(f"unknown schedule '{said(text)}': write {_form(near)}")
         if kind == "adaptive":
             return cls(kind, threshold=_threshold(text, numbers))
         if len(numbers) != (2 if kind in ("alternate", "tail") else 0):
-            raise InputError(f"schedule '{text}' is incomplete or too long: write {_form(kind)}")
-        if not all(n.isdecimal() and int(n) > 0 for n in numbers):
-            raise InputError(f"schedule '{text}' needs two whole numbers of at least 1: write {_form(kind)}")
+            raise InputError(f"schedule '{said(text)}' is incomplete or too long: write {_form(kind)}")
+        if not all(re.fullmatch("[0-9]{1,6}", n) and int(n) > 0 for n in numbers):
+            raise InputError(f"schedule '{said(text)}' needs two whole numbers from 1 to 999999: write {_form(kind)}")
         return cls(kind, *map(int, numbers))
 
     def __str__(self) -> str:
@@ -128,7 +130,7 @@ def _threshold(text: str, numbers: list[str]) -> float:
         value = math.nan
     if not -1 <= value <= 1:
         form = "adaptive, or the least healthy cosine behind it, as in adaptive:0.2"
-        raise InputError(f"schedule '{text}' needs a number between -1 and 1, or none: write {form}")
+        raise InputError(f"schedule '{said(text)}' needs a number between -1 and 1, or none: write {form}")
     return value
 
 

@@ -6,12 +6,12 @@ A new method is one file with a dataclass, and one call of `register`. A recipe 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
 from importlib import import_module
-from typing import Any, NamedTuple, final, get_type_hints
+from typing import Any, NamedTuple
 
+from parlay.config.keys import check, flag, nearest, option, said
 from parlay.errors import InputError
 
 SERIAL = "serial"
@@ -38,18 +38,19 @@ class Timing(NamedTuple):
     """Steps between its forward and its backward pass there."""
 
 
-@final
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """A field of a method's dataclass that is a flag and a key of a recipe."""
 
     name: str
     kind: str
     """int, float, str or bool; ending in ` | None` where the field may be None."""
     default: Any
-    help: str
-    metadata: dict[str, Any]
-    """`choices`, `form` and bounds, as `config.keys.option` writes them."""
+    metadata: Mapping[str, Any]
+    """Its help, choices, form and bounds, as `config.keys.option` declares them."""
+
+    @property
+    def help(self) -> str:
+        return str(self.metadata.get("help", ""))
 
 
 class _Entry(NamedTuple):
@@ -97,61 +98,94 @@ def streams(name: str) -> bool:
     return timing(name).entry(0, 2) + timing(name).entry(1, 2) > 0
 
 
-def load(name: str) -> type[Any]:
-    """The class of a method. Serial training has none."""
+def load(name: str) -> type[Any] | None:
+    """The class of a method; None: serial training, which has none."""
     module, _, own = _found(name).place.partition(":")
-    if not own:
-        raise InputError(f"{name} training is not cut into stages: write method {', '.join(names()[1:])}")
-    kind: type[Any] = getattr(import_module(module), own)
+    kind: type[Any] | None = getattr(import_module(module), own) if own else None
     return kind
 
 
 def option_names(name: str) -> tuple[str, ...]:
-    """Of the fields of a method's dataclass, those that are keys of a recipe."""
-    found = _found(name)
-    if found.options is not None:
-        return found.options
-    return tuple(key.name for key in fields(load(name)))
+    """The fields of a method's dataclass that are keys of a recipe."""
+    named = _found(name).options
+    if named is not None:
+        return named
+    kind = load(name)
+    return tuple(key.name for key in fields(kind)) if kind else ()
+
+
+def every_option() -> tuple[str, ...]:
+    """Those of all methods."""
+    return tuple(dict.fromkeys(key for name in _METHODS for key in option_names(name)))
 
 
 def options(name: str) -> tuple[Option, ...]:
-    """The same with type, default and help, from the dataclass; imports it."""
-    wanted = option_names(name)
-    if not wanted:
-        return ()
+    """The keys of a method with type, default and help, from its dataclass."""
+    wanted, kind = option_names(name), load(name)
+    return tuple(_option(key) for key in fields(kind) if key.name in wanted) if kind else ()
+
+
+def kind_of(key: str) -> str:
+    """The type of an option, which is the same for all methods that have it."""
+    return next(one.kind for name in _METHODS for one in options(name) if one.name == key)
+
+
+def check_options(name: str, given: Mapping[str, Any]) -> None:
+    """Is there such a method, and does it have these keys?"""
+    own = option_names(name)
+    for key in given:
+        if key in own:
+            continue
+        others = " or ".join(other for other in _METHODS if key in option_names(other))
+        if not others:
+            raise InputError(f"unknown key '{said(flag(key))}': write {nearest(key, own) if own else 'none'}")
+        raise InputError(f"{flag(key)} is not for method '{name}': leave it out, or write method {others}")
+
+
+def make(name: str, given: Mapping[str, Any]) -> Any:
+    """The method with these keys, checked, and its own defaults for the others; None: serial training."""
+    check_options(name, given)
+    for key in options(name):
+        if key.name in given:
+            check(key.name, given[key.name], key.kind, key.metadata)
     kind = load(name)
-    types = get_type_hints(kind)
-    return tuple(_option(key, types[key.name]) for key in fields(kind) if key.name in wanted)
+    return kind(**given) if kind else None
 
 
-def _option(key: Any, of: Any) -> Option:
-    kind = of.__name__ if isinstance(of, type) else str(of)
-    metadata = dict(key.metadata) or _TODAY.get(key.name, {})
-    default = None if key.default is MISSING else key.default
-    return Option(key.name, kind, default, metadata.get("help", ""), metadata)
+def _option(key: Field[Any]) -> Option:
+    kind = key.type if isinstance(key.type, str) else getattr(key.type, "__name__", str(key.type))
+    metadata = key.metadata or getattr(_TODAY.get(key.name), "metadata", {})
+    return Option(key.name, kind, None if key.default is MISSING else key.default, metadata)
 
 
 def _found(name: str) -> _Entry:
     if name not in _METHODS:
-        near = difflib.get_close_matches(name, _METHODS, 1, 0.0)[0]
-        raise InputError(f"unknown method '{name}': write one of {', '.join(_METHODS)} (nearest: {near})")
+        near = nearest(name, _METHODS)
+        raise InputError(f"unknown method '{said(name)}': write one of {', '.join(_METHODS)} (nearest: {near})")
     return _METHODS[name]
 
 
-_TODAY: dict[str, dict[str, Any]] = {
-    # TODO: these go to the fields of the methods' dataclasses
-    "beta": {"help": "weight of the penalty, or of replay's pull", "form": "B"},
-    "beta_final": {"help": "weight of the penalty in the last epoch: it grows geometrically", "form": "B"},
-    "detail": {
-        "help": "weight of what downsampling leaves out; 1 is the paper's, 0.3 the default from 8 x 8 kept pixels on",
-        "form": "W",
-    },
-    "reach": {
-        "help": "how far from its state, in units of it, an output still has its multiplier in full",
-        "form": "R",
-    },
-    "predict": {"help": "share of its delay by which a forward pass looks ahead along the momentum", "form": "F"},
-    "accumulate": {"help": "batches whose gradients make one update", "form": "N"},
+_TODAY: dict[str, Any] = {  # until the dataclasses of the methods declare their keys so themselves
+    "beta": option(None, "weight of the penalty, or of the pull of replay", form="B", least=0, most=1e12),
+    "beta_final": option(None, "weight in the last epoch: it grows geometrically", form="B", above=0, most=1e12),
+    "detail": option(
+        None,
+        "weight of what downsampling leaves out; 1 is the paper's, 0.3 the default from 8 x 8 kept pixels on",
+        form="W",
+        least=0,
+        most=1e12,
+    ),
+    "reach": option(
+        None,
+        "how far from its state, in units of it, an output still has its multiplier in full",
+        form="R",
+        above=0,
+        most=1e12,
+    ),
+    "predict": option(
+        None, "share of its delay by which a forward pass looks ahead along the momentum", form="F", least=0, most=1000
+    ),
+    "accumulate": option(None, "batches whose gradients make one update", form="N", least=1, most=1_000_000),
 }
 
 register(SERIAL, "", label="Serial", options=())

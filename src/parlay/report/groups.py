@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from parlay.config.recipe import ASIDE, flag
+from parlay.config.keys import flag
+from parlay.config.recipe import ASIDE
 from parlay.config.schedule import HYBRID
 from parlay.report import noise
 from parlay.report.load import Run

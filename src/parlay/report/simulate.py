@@ -1,7 +1,7 @@
 """What the stages would do when, each on a device of its own: bars from the times of the stages, nothing measured here.
 
-A way of training is a string of letters, one batch each, as in `config/schedule.py`: S is a batch through the whole network, P
-one on which all stages train at once. Drawn on the same clock, so that the lengths can be compared:
+A way of training is a string of letters, one batch each, as in `config/schedule.py`: S is a batch through the whole
+network, P one on which all stages train at once. Drawn on the same clock, so that the lengths can be compared:
 
     S   stage 0  F1                B1 F2  ...      P   stage 0  F1 B1    F2 B2
         stage 1     F1         B1                      stage 1  F1 B1    F2 B2

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from parlay.config.recipe import STREAMING
+from parlay import methods
 
 WITHOUT, RANDOM = "none", "random"
 HYBRID = "hybrid"
@@ -55,7 +55,7 @@ class Line:
     @property
     def ours(self) -> bool:
         """Not in the paper: Parlay's answer to it."""
-        return self.method in STREAMING
+        return methods.streams(self.method)
 
     @property
     def kind(self) -> str:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, final
 
 from parlay.compare import Planned, begun, status_of
-from parlay.config.recipe import nearest
+from parlay.config.keys import nearest
 from parlay.errors import InputError
 
 OPEN, DONE, FAILED = STATES = ("open", "done", "failed")

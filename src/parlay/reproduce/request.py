@@ -6,12 +6,14 @@ No torch: wrong input is answered at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
+from parlay import methods
 from parlay.compare import Row
-from parlay.config.recipe import ASIDE, Recipe, by_field, flag, nearest, read_recipe
+from parlay.config.keys import flag, nearest
+from parlay.config.recipe import ASIDE, KEYS, by_field, make_recipe, read_recipe
 from parlay.errors import InputError
 from parlay.reproduce.paper import EXPERIMENTS, KINDS, WORKLOADS, Experiment, Line, Workload
 
@@ -56,7 +58,7 @@ class Request:
             if key in FIXED:
                 raise InputError(f"{flag(key)} is what the rows are made of: leave it out of the recipe")
         for keys in ({}, *self.of_kind.values()):
-            Recipe(**{**self.keys(), **keys})  # refused now where a value is wrong
+            make_recipe(self.keys(), keys)  # refused now where a value is wrong
 
     @property
     def experiment(self) -> Experiment:
@@ -123,29 +125,31 @@ class Request:
 
     def _others(self, keys: Mapping[str, Any]) -> list[str]:
         """Those of these keys that are not the paper's."""
-        paper = {**{key.name: key.default for key in fields(Recipe)}, **self.workload.keys}
+        paper = {**{key.name: key.default for key in KEYS}, **self.workload.keys}
         return [
-            f"{flag(key)} {value} in the place of {paper[key]}"
+            f"{flag(key)} {value} in the place of {paper.get(key)}"
             for key, value in keys.items()
-            if value != paper[key] and key not in ASIDE
+            if value != paper.get(key) and key not in ASIDE
         ]
 
     def _samples(self, keys: Mapping[str, Any]) -> int:
         if keys["dataset"] == "synthetic":
-            return Recipe(**keys).synthetic_samples
+            return make_recipe(keys, {}).synthetic_samples
         from parlay import data  # torch: only where a share of them is asked for
 
-        return data.facts(Recipe(**keys).dataset).train_size
+        return data.facts(make_recipe(keys, {}).dataset).train_size
 
 
 def read_instead(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The keys of `--recipe FILE`, and those for a kind of rows, which stand in a table of its name, as in [hybrid]."""
-    content = read_recipe(path, KINDS)
+    content = read_recipe(path, (*KINDS, *methods.every_option()))
     tables = {kind: content.pop(kind) for kind in KINDS if kind in content}
     for kind, table in tables.items():
         if not isinstance(table, dict):
             raise InputError(f"{kind} is {table!r} in {path}: write a table of keys, as in [{kind}]")
-    return content, {kind: by_field(table, f"[{kind}] of {path}") for kind, table in tables.items()}
+    return content, {
+        kind: by_field(table, f"[{kind}] of {path}", methods.every_option()) for kind, table in tables.items()
+    }
 
 
 def read_names(text: str | None) -> tuple[str, ...]:

@@ -9,16 +9,16 @@ import gc
 import math
 import tomllib
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from parlay import compare, plan
+from parlay import compare, methods, plan
 from parlay.checkpoint import newest
 from parlay.compare import Fit, Planned
-from parlay.config.recipe import STREAMING, Recipe, flag
+from parlay.config.recipe import Recipe, by_field, make_recipe
 from parlay.config.schedule import Schedule
 from parlay.coupling import Streaming
 from parlay.errors import InputError
@@ -126,16 +126,15 @@ def loaded(folders: Sequence[Path]) -> list[Run]:
 def recipe_of(request: Request, line: Line) -> Recipe:
     """Of the line's first run where there is one, which knows its cuts; otherwise as it would be made."""
     for folder in there(request, line):
-        names = {flag(key.name): key.name for key in fields(Recipe)}
         kept = tomllib.loads((folder / "recipe.toml").read_text())
-        return Recipe(**{names[name]: value for name, value in kept.items()})
-    return Recipe(**{**request.keys(), **request.row(line).keys})
+        return make_recipe(by_field(kept, str(folder), methods.every_option()), {})
+    return make_recipe(request.keys(), request.row(line).keys)
 
 
 def formula_bytes(recipe: Recipe) -> int:
     """N · Σ D / r² · bytes · (1, or 2 with multipliers), for the whole data set; of a streaming method, its queues."""
     cut = "even" if recipe.partition == "cost" else recipe.partition  # of a run that is not there yet
-    size = recipe.batch_size if recipe.method in STREAMING else 1  # stores do not depend on it
+    size = recipe.batch_size if methods.streams(recipe.method) else 1  # stores do not depend on it
     setup = set_up(replace(recipe, train_samples=0, partition=cut, batch_size=size))
     if isinstance(setup.method, Streaming):
         return _queue_bytes(setup, setup.method)

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from parlay import report
 from parlay.checkpoint import atomic_write
-from parlay.config.recipe import Recipe
+from parlay.config.recipe import Recipe, make_recipe
 from parlay.records import write_json
 from parlay.report.load import Run
 from parlay.reproduce import columns, runs
@@ -92,7 +92,7 @@ def write(request: Request, status: str, command: str, say: Callable[[str], None
 
 
 def _found(request: Request, say: Callable[[str], None] | None) -> Found:
-    lines, timings = request.lines, Timings(request.runs / "timings.json", Recipe(**request.keys()).device)
+    lines, timings = request.lines, Timings(request.runs / "timings.json", make_recipe(request.keys(), {}).device)
     folders = [runs.there(request, line) for line in lines]
     made = [runs.loaded(each) for each in folders]
     recipes = [runs.recipe_of(request, line) for line in lines]
