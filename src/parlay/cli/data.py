@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.cli.exits import FINISHED
 from parlay.cli.flags import add_command, add_json
+from parlay.config.datasets import DATASETS, FACTS
 from parlay.config.keys import nearest, said
-from parlay.config.recipe import DATASETS
 from parlay.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,24 +34,17 @@ def _data(given: argparse.Namespace) -> int:
 
 
 def _data_list(given: argparse.Namespace) -> int:
-    from parlay import data
-    from parlay.records import dumps
-
-    rows = {name: data.facts(name) for name in DATASETS}
     if given.json:
-        print(
-            dumps(
-                {
-                    name: {"shape": f.shape, "classes": f.classes, "train": f.train_size, "test": f.test_size}
-                    for name, f in rows.items()
-                }
-            )
-        )
+        sizes = {
+            name: {"shape": f.shape, "classes": f.classes, "train": f.train_size, "test": f.test_size}
+            for name, f in FACTS.items()
+        }
+        print(json.dumps(sizes))
         return FINISHED
-    for name, f in rows.items():
+    for name, f in FACTS.items():
         shape = "x".join(map(str, f.shape))
-        sizes = f"{f.train_size:>6} training and {f.test_size:>6} test samples"
-        print(f"{name:<10} {sizes}, {shape:<8}, {f.classes:>3} classes")
+        how_many = f"{f.train_size:>6} training and {f.test_size:>6} test samples"
+        print(f"{name:<10} {how_many}, {shape:<8}, {f.classes:>3} classes")
     return FINISHED
 
 
@@ -67,10 +61,9 @@ def _data_fetch(given: argparse.Namespace) -> int:
 def _data_check(given: argparse.Namespace) -> int:
     names = _names(given)
     from parlay import data
-    from parlay.records import dumps
 
     found = {name: data.check(name, Path(given.data_dir)) for name in names}
-    print(dumps(found) if given.json else "\n".join(found.values()))
+    print(json.dumps(found) if given.json else "\n".join(found.values()))
     return FINISHED
 
 

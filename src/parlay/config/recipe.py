@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from parlay.config.datasets import DATASETS
 from parlay.config.keys import FOLDER, check, check_retired, flag, nearest, option, said
 from parlay.config.rates import Rate
 from parlay.config.schedule import Schedule
 from parlay.errors import InputError
 
-DATASETS = ("digits", "mnist", "cifar10", "cifar100", "synthetic")
 AUTO = "auto"  # in the place of a number of stages: it is measured before there is a recipe
 ASIDE = ("out", "data_dir", "checkpoint_every", "checkpoint_states", "judge_every", "timeline", "tensorboard")
 """Keys that do not change what is trained: where things lie, and what is written down."""
