@@ -13,8 +13,8 @@ from runs import SMALL, answer, parlay, records, summary, train
 
 CONTRACT = [
     *("--recipe", "--dataset", "--data-dir", "--model", "--method", "--stages", "--partition", "--downsample"),
-    *("--schedule", "--beta", "--epochs", "--batch-size", "--lr", "--seed", "--device", "--engine"),
-    *("--out", "--resume", "--json"),
+    *("--schedule", "--beta", "--epochs", "--batch-size", "--lr", "--optimizer", "--weight-decay", "--seed"),
+    *("--device", "--engine", "--out", "--resume", "--json", "--help", "--help-all"),
 ]
 Capsys = pytest.CaptureFixture[str]
 
@@ -33,7 +33,7 @@ def help_of(words: str, capsys: Capsys) -> str:
 
 def test_the_short_help_has_the_contract_on_one_screen(capsys: Capsys) -> None:
     told = help_of("train --help", capsys)
-    assert [name for name in CONTRACT if f"\n  {name} " not in told] == []
+    assert [name for name in CONTRACT if f" {name} " not in told] == []
     assert len(told.splitlines()) <= 40
     assert "--momentum" not in told
 
@@ -41,30 +41,28 @@ def test_the_short_help_has_the_contract_on_one_screen(capsys: Capsys) -> None:
 @pytest.mark.parametrize("command", ["train", "compare", "bench", "plan"])
 def test_the_long_help_has_every_key_and_what_the_methods_say_of_theirs(command: str, capsys: Capsys) -> None:
     told = help_of(f"{command} --help-all", capsys)
-    kept_out = {"compare": ("method", "seed")}.get(command, ())
-    names = [*(key.name for key in KEYS if key.name not in kept_out), *methods.every_option()]
+    left_out = {"compare": ("method", "seed")}.get(command, ())
+    names = [*(key.name for key in KEYS if key.name not in left_out), *methods.every_option()]
     assert [name for name in names if f"\n  --{flag(name)} " not in told] == []
-    assert "al 0.25]" in " ".join(told.split())  # of reach
-    assert ("the fastest on this GPU" in told) == (command in ("train", "plan"))
+    assert "its multiplier in full [al 0.25]" in " ".join(told.split())
+    assert ("the fastest on this GPU" in told) == (command in ("train", "plan"))  # compare and bench refuse auto
 
 
-def test_every_key_has_its_help_and_every_number_its_bounds(tmp_path: Path) -> None:
-    assert Recipe(**read_recipe(write(tmp_path / "full.toml", Recipe().toml()))) == Recipe()
-    for key in (*KEYS, *(one for name in methods.names() for one in methods.options(name))):
-        kind = str(getattr(key, "kind", None) or key.type)
+def test_every_key_has_its_help_and_every_number_its_bounds() -> None:
+    of_methods = (option for name in methods.names() for option in methods.options(name))
+    kinds = [(key, str(key.type)) for key in KEYS] + [(option, option.kind) for option in of_methods]
+    for key, kind in kinds:
         assert key.metadata["help"]
         if kind.startswith(("int", "float")) and not key.metadata["choices"]:
             assert key.metadata["most"] is not None, key.name
+            assert (key.metadata["least"], key.metadata["above"]) != (None, None) or key.name == "stages"
 
 
-def test_flags_win_over_the_recipe_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.toml", 'model = "resnet8"\nstages = 4\nbatch-size = 16\nlr = 1\n')
-    assert make_recipe(read_recipe(path), {"stages": 2}) == Recipe(model="resnet8", stages=2, batch_size=16, lr=1)
-
-
-def test_a_flag_mends_what_the_recipe_file_has_wrong(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.toml", "epochs = 0\nlr = nan\n")
-    assert make_recipe(read_recipe(path), {"epochs": 3, "lr": 0.1}) == Recipe(epochs=3)
+def test_flags_win_over_the_recipe_file_and_mend_what_it_has_wrong(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.toml", 'model = "resnet8"\nstages = 4\nbatch-size = 16\nlr = 1\nepochs = 0\n')
+    made = make_recipe(read_recipe(path), {"stages": 2, "epochs": 3})
+    assert made == Recipe(model="resnet8", stages=2, batch_size=16, lr=1, epochs=3)
+    assert make_recipe(read_recipe(write(path, made.toml())), {}) == made
 
 
 def test_a_recipe_file_trains_as_its_flags_do(tmp_path: Path) -> None:
@@ -79,27 +77,19 @@ def test_a_recipe_file_trains_as_its_flags_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("stage = 3", "unknown key 'stage' in {path}: write 'stages'"),
         ("batch_size = 3", "unknown key 'batch_size' in {path}: write 'batch-size'"),
+        ("methods = ['al']", "unknown key 'methods' in {path}: write 'method'"),
         ("[train]\nlr = 1", "unknown key 'train' in {path}: write"),
-        ("stages = 2.5", "stages is 2.5: write a whole number"),
         ("stages = true", "stages is True: write a whole number"),
         ('lr = "fast"', "lr is 'fast': write a number"),
         ("dataset = 3", "dataset is 3: write a text"),
-        ("clip = []", "clip is []: write a number"),
-        ("lr = inf", "lr is inf: write a finite number"),
         ("stages = ", "is not a TOML recipe"),
-        ("methods = ['al']", "unknown key 'methods' in {path}: write 'method'"),
+        ('method = "penality"', "unknown method 'penality': write one of serial, penalty, al, replay,"),
+        ("downsample = 3", "unknown downsample '3': write one of 1, 2, 4"),
         ("reach = 0", "reach is 0: write a number greater than 0"),
         ("reach = 'far'", "reach is 'far': write a number"),
         ("shrink = 0.7", "shrink is 0.7: it gained nothing and is gone"),
         ("order = 'joint'", "order is joint: it belongs to the paper's formulas"),
-        (
-            'method = "penality"',
-            "unknown method 'penality': write one of serial, penalty, al, replay, delayed, local, dni, auxnet "
-            "(nearest: penalty)",
-        ),
-        ("downsample = 3", "unknown downsample '3': write one of 1, 2, 4"),
     ],
 )
 def test_a_wrong_line_of_a_recipe_file_is_answered_in_one_line(
@@ -111,57 +101,32 @@ def test_a_wrong_line_of_a_recipe_file_is_answered_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe", "folder"])
-def test_a_recipe_that_cannot_be_read_is_answered_in_one_line(
-    content: bytes | str | None, tmp_path: Path, capsys: Capsys
-) -> None:
-    path = tmp_path / "r.toml"
-    if content == "folder":
-        path.mkdir()
-    elif isinstance(content, bytes):
-        path.write_bytes(content)
-    assert parlay("train", "--recipe", path) == 2
-    assert str(path) in answer(capsys)
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         ("--stagse 3", "unknown flag '--stagse': write --stages"),
         ("--batchsize=3", "unknown flag '--batchsize=3': write --batch-size"),
         ("--stages three", "stages is 'three': write a whole number, as in 3"),
-        ("--stages 2.0", "stages is '2.0': write a whole number"),
         ("--stages", "--stages: expected one argument"),
         ("--lr fast", "lr is 'fast': write a number, as in 0.1"),
         ("--lr nan", "lr is nan: write a finite number"),
         ("--lr -1", "lr is -1.0: write a number greater than 0"),
-        ("--clip 0", "clip is 0.0: write a number greater than 0"),
         ("--momentum -1", "momentum is -1.0: write a number of at least 0"),
         ("--epochs 0", "epochs is 0: write a number of at least 1"),
-        ("--seed -1", "seed is -1: write a number of at least 0"),
         (f"--seed {2**63}", f"seed is {2**63}: write a number of at most {2**63 - 1}"),
         ("--dataset digit", "(nearest: digits)"),
-        ("--schedule alternat:4:1", "write alternate:4:1"),
         ("--schedule alternate:4", "write alternate:4:1"),
-        ("--schedule tail:0:1", "write tail:4:1"),
         ("--partition evn", "write even, cost, or the cuts, as in 4,7"),
         ("--partition 3 --stages 3", "1 cuts make 2 stages, not 3"),
-        ("--synthetic-shape 8,8", "write channels,height,width as in 3,32,32"),
+        ("--synthetic-shape 8,8 --dataset synthetic", "write channels,height,width as in 3,32,32"),
         ("--augment twice", "write auto, none, random or a number of copies"),
-        ("--synthetic-samples 0 --dataset synthetic", "synthetic-samples is 0"),
         ("digits", "'digits' stands alone: give it to a flag"),
-        ("--model resnet9", "write resnet8 or resnet14"),
         ("--model resnt20", "write resnet20"),
         ("--beta 0", "beta is 0.0: write a number greater than 0"),
         ("--trust 2", "--trust: it belongs to the paper's formulas"),
-        ("--shrink=0.7", "--shrink: it gained nothing and is gone"),
         ("--method penalty --reach 1", "reach is not for method 'penalty': leave it out, or write method al"),
-        (
-            "--method replay --detail 1",
-            "detail is not for method 'replay': leave it out, or write",
-        ),
-        ("--method replay --replicas 2 --engine distributed", "method replay takes no replicas"),
         ("--method serial --beta 3", "beta is not for method 'serial': leave it out"),
+        ("--method replay --replicas 2 --engine distributed", "method replay takes no replicas"),
         ("--stages 99", "99 stages of a model with 11 blocks"),
         ("--stages 0", "0 stages of a model with 11 blocks"),
         ("--partition 3,99", "cuts (3, 99) do not lie inside a model of 11 blocks"),
@@ -175,43 +140,26 @@ def test_a_wrong_flag_or_combination_is_answered_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_resolved_recipe_has_the_defaults_of_its_method(tmp_path: Path) -> None:
-    for method in ("al", "penalty", "serial"):
-        assert train(tmp_path / method, "--method", method, "--epochs", 1) == 0
-    of = {method: tomllib.loads((tmp_path / method / "recipe.toml").read_text()) for method in ("al", "penalty")}
-    assert (of["al"]["beta"], of["al"]["reach"]) == (3.0, 0.25)
-    assert "reach" not in of["penalty"]
-    serial = tomllib.loads((tmp_path / "serial" / "recipe.toml").read_text())
-    assert (serial["stages"], serial["schedule"]) == (1, "serial")
-    assert "beta" not in serial
-
-
 @pytest.mark.parametrize("method", ["al", "penalty", "serial"])
 def test_the_resolved_recipe_runs_again_and_gives_the_same_records(method: str, tmp_path: Path) -> None:
+    """It holds the defaults of its method, a measured cut as its cuts, and not its run folder."""
     first, again = tmp_path / "first", tmp_path / "again"
-    assert train(first, "--method", method, "--partition", "cost", "--epochs", 3, "--seed", 5) == 0
+    assert train(first, "--method", method, "--partition", "cost", "--epochs", 2, "--seed", 5) == 0
+    kept = tomllib.loads((first / "recipe.toml").read_text())
+    assert "out" not in kept
+    own = {"al": {"beta": 3.0, "reach": 0.25}, "penalty": {"beta": 3.0}, "serial": {"stages": 1, "schedule": "serial"}}
+    assert own[method].items() <= kept.items()
+    assert ("reach" in kept, "beta" in kept) == (method == "al", method != "serial")
+    assert kept["partition"] == (",".join(map(str, summary(first)["cuts"])) or "even")
     assert parlay("train", "--recipe", first / "recipe.toml", "--out", again) == 0
     assert records(again) == records(first)
     assert (again / "recipe.toml").read_text() == (first / "recipe.toml").read_text()
 
 
-def test_a_measured_cut_stands_in_the_resolved_recipe_as_its_cuts(tmp_path: Path) -> None:
-    assert train(tmp_path, "--partition", "cost", "--epochs", 1) == 0
-    resolved = tomllib.loads((tmp_path / "recipe.toml").read_text())
-    assert resolved["partition"] == ",".join(map(str, summary(tmp_path)["cuts"]))
-
-
-def test_the_run_folder_is_no_part_of_the_recipe_that_it_holds(tmp_path: Path) -> None:
+def test_the_run_folder_may_stand_in_a_recipe(tmp_path: Path) -> None:
     path = write(tmp_path / "r.toml", f'out = "{tmp_path / "run"}"\nepochs = 1\n')
     assert parlay("train", *SMALL, "--recipe", path) == 0
-    assert "out" not in tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
-
-
-def test_a_recipe_cannot_be_changed_or_hold_what_it_does_not_know() -> None:
-    with pytest.raises(AttributeError):
-        Recipe().stages = 2  # type: ignore[misc]
-    with pytest.raises(InputError, match="epochs"):
-        Recipe(epochs=0)
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
 def test_a_retired_key_is_read_at_its_neutral_value_and_else_says_where_it_went(tmp_path: Path) -> None:

@@ -103,7 +103,11 @@ def test_a_recorded_recipe_is_read_with_the_values_it_had(path: Path) -> None:
     assert {name: getattr(method, name) for name in recipe.options} == recipe.options
 
 
-@pytest.mark.parametrize("path", RESUMED, ids=lambda path: path.stem)
+QUICK = list({kept(path)["method"]: path for path in RESUMED}.values())
+ALL = [path if path in QUICK else pytest.param(path, marks=pytest.mark.slow) for path in RESUMED]
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_a_run_with_a_recorded_recipe_is_resumed(path: Path, tmp_path: Path) -> None:
     """With the keys that its version knew, on a small network: what `--resume` reads is the recorded text."""
     recipe = kept(path) | {key: value for key, value in SMALL.items() if key in kept(path)}
