@@ -122,6 +122,7 @@ def test_a_wrong_line_of_a_recipe_file_is_answered_in_one_line(
         ("--augment twice", "write auto, none, random or a number of copies"),
         ("digits", "'digits' stands alone: give it to a flag"),
         ("--model resnt20", "write resnet20"),
+        ("--model wrn-9994-999", "has billions of weights"),
         ("--beta 0", "beta is 0.0: write a number greater than 0"),
         ("--trust 2", "--trust: it belongs to the paper's formulas"),
         ("--method penalty --reach 1", "reach is not for method 'penalty': leave it out, or write method al"),
