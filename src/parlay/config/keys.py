@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, fields
 from typing import Any, NamedTuple
 
 from parlay.errors import InputError
@@ -127,6 +127,13 @@ def check(name: str, value: Any, kind: str, metadata: Mapping[str, Any]) -> None
         check_text(key, value, metadata.get("form") == FOLDER)
     elif not isinstance(value, bool):
         _check_bounds(key, value, metadata)
+
+
+def check_fields(holder: Any) -> None:
+    """All keys of a dataclass instance: a recipe's, or a method's."""
+    for key in fields(holder):
+        if key.metadata:
+            check(key.name, getattr(holder, key.name), str(key.type), key.metadata)
 
 
 def check_text(key: str, text: str, is_path: bool) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from parlay.config.datasets import DATASETS
-from parlay.config.keys import FOLDER, check, check_retired, flag, nearest, option, said
+from parlay.config.keys import FOLDER, check_fields, check_retired, flag, nearest, option, said
 from parlay.config.rates import Rate
 from parlay.config.schedule import Schedule
 from parlay.errors import InputError
@@ -116,8 +116,7 @@ class Recipe:
     synthetic_samples: int = option(2048, "training samples of it", form="N", least=1, most=100 * MILLION)
 
     def __post_init__(self) -> None:
-        for key in KEYS:
-            check(key.name, getattr(self, key.name), str(key.type), key.metadata)
+        check_fields(self)
         if self.dataset == "synthetic":
             self._check_synthetic()
         Schedule.parse(self.schedule)
