@@ -10,7 +10,7 @@ import pytest
 
 from parlay.checkpoint import FolderLock
 from parlay.config.datasets import FACTS
-from runs import SMALL, answer, parlay, records, summary, train
+from runs import answer, parlay, records, summary, train
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -78,56 +78,47 @@ def test_a_diverged_run_exits_with_1_and_its_json_says_why(tmp_path: Path, capsy
     assert "the loss of the network is nan in epoch 1, step " in told["message"]
 
 
-def test_a_folder_that_holds_a_run_is_refused_and_nothing_of_it_is_lost(tmp_path: Path, capsys: Capsys) -> None:
-    assert train(tmp_path, "--epochs", 1) == 0
-    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    capsys.readouterr()
-    assert train(tmp_path, "--epochs", 2, "--lr", 0.5) == 2
-    assert f"{tmp_path} holds a run already: write --resume" in answer(capsys)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
-
-
-def test_a_folder_that_another_run_is_using_is_refused_before_anything_is_written(
-    tmp_path: Path, capsys: Capsys
-) -> None:
-    with FolderLock(tmp_path):
-        assert train(tmp_path, "--epochs", 1) == 2
-        assert f"is in use by process {os.getpid()}" in answer(capsys)
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-    assert train(tmp_path, "--epochs", 1) == 0
-
-
-def test_a_run_folder_that_is_a_file_is_wrong_input(tmp_path: Path, capsys: Capsys) -> None:
-    (tmp_path / "run").write_text("precious")
-    assert train(tmp_path / "run", "--epochs", 1) == 2
+def test_a_folder_that_is_taken_is_refused_and_nothing_of_it_is_lost(tmp_path: Path, capsys: Capsys) -> None:
+    (tmp_path / "file").write_text("precious")
+    assert train(tmp_path / "file", "--epochs", 1) == 2
     assert "write another --out" in answer(capsys)
-    assert (tmp_path / "run").read_text() == "precious"
+    assert (tmp_path / "file").read_text() == "precious"
+    out = tmp_path / "run"
+    with FolderLock(out):
+        assert train(out, "--epochs", 1) == 2
+        assert f"is in use by process {os.getpid()}" in answer(capsys)
+    assert [path.name for path in out.iterdir()] == [".lock"]
+    assert train(out, "--epochs", 1) == 0
+    files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert train(out, "--epochs", 2, "--lr", 0.5) == 2
+    assert f"{out} holds a run already: write --resume" in answer(capsys)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == files
 
 
-def test_runs_without_a_folder_get_new_ones_under_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bare_command_trains_on_the_digits_into_a_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        assert parlay("train", *SMALL, "--epochs", 1) == 0
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
-        "synthetic-resnet8-al-k3-s0",
-        "synthetic-resnet8-al-k3-s0-1",
-    ]
+    for epochs in (2, 1):
+        assert parlay("train", "--model", "resnet8", "--epochs", epochs, "--device", "cpu") == 0
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names == ["digits-resnet8-al-k3-s0", "digits-resnet8-al-k3-s0-1"]
+    assert [row["phase"] for row in records(tmp_path / "runs" / names[0])] == ["serial", "parallel"]
+    assert summary(tmp_path / "runs" / names[0])["test_accuracy"] > 30
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         ("", "COMMAND"),
-        ("trian", "write parlay train"),
         ("data lst", "write parlay data list"),
         ("data", "list|fetch|check"),
         ("data check", "no data set named: write one or more of digits, mnist"),
         ("data check cifar11", "unknown data set 'cifar11': write one of digits"),
-        ("data check cifar10 --data-dir nowhere", "parlay data fetch cifar10 --data-dir nowhere"),
         ("train --dataset mnist --data-dir nowhere", "parlay data fetch mnist --data-dir nowhere"),
         ("train --resume", "--resume needs a run folder: write --out DIR"),
         ("train --resume --out nowhere", "nowhere holds no run to go on with"),
-        ("plan --stages 99", "99 stages of a model with 11 blocks: write a number of stages from 1 to 11"),
         ("plan --stages 0", "0 stages of a model with 11 blocks: write a number of stages from 1 to 11"),
         ("plan --resume", "unknown flag '--resume'"),
         ("report", "RUN"),
@@ -166,11 +157,3 @@ def test_data_check_reads_a_set_and_says_what_is_there(capsys: Capsys) -> None:
     assert synthetic.startswith("synthetic: 2048 training")
     assert parlay("data", "check", "digits", "--json") == 0
     assert list(json.loads(capsys.readouterr().out)) == ["digits"]
-
-
-def test_the_embedded_digits_train_from_the_bare_command(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    assert parlay("train", "--model", "resnet8", "--epochs", 2, "--out", out, "--device", "cpu") == 0
-    assert summary(out)["dataset"] == "digits"
-    assert [row["phase"] for row in records(out)] == ["serial", "parallel"]
-    assert summary(out)["test_accuracy"] > 30
