@@ -15,7 +15,7 @@ from parlay.errors import InputError
 def test_a_registered_method_has_its_options_and_its_timing_in_its_class(name: str) -> None:
     kind = methods.load(name)
     assert {option.name for option in methods.options(name)} == set(methods.option_names(name))
-    assert all(option.help and option.kind for option in methods.options(name))
+    assert all(option.metadata["help"] and option.type for option in methods.options(name))
     assert set(methods.option_names(name)) <= {key.name for key in fields(kind)}
     method = kind()
     assert methods.streams(name) == isinstance(method, Streaming)
@@ -47,8 +47,11 @@ def test_a_new_method_is_registered_with_all_fields_as_options(monkeypatch: pyte
     methods.register("mine", f"{__name__}:Mine", label="Mine")
     assert methods.names()[-1] == "mine"
     assert methods.load("mine") is Mine
+    assert methods.make("mine", {"strength": 3, "word": "yes"}) == Mine(3, "yes")
+    with pytest.raises(InputError, match="strength is 'yes': write a number"):
+        methods.make("mine", {"strength": "yes"})
     found = methods.options("mine")
-    assert [(o.name, o.kind, o.default) for o in found] == [("strength", "float", 2.0), ("word", "str | None", None)]
+    assert [(o.name, o.type, o.default) for o in found] == [("strength", float, 2.0), ("word", str | None, None)]
 
 
 def test_an_unknown_method_is_answered_with_the_nearest() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from parlay import methods
-from parlay.config.keys import RETIRED, flag
+from parlay.config.keys import RETIRED, flag, kind_of
 from parlay.config.recipe import KEYS, Recipe, make_recipe, read_recipe
 from parlay.errors import InputError
 from runs import SMALL, answer, parlay, records, summary, train
@@ -49,11 +49,9 @@ def test_the_long_help_has_every_key_and_what_the_methods_say_of_theirs(command:
 
 
 def test_every_key_has_its_help_and_every_number_its_bounds() -> None:
-    of_methods = (option for name in methods.names() for option in methods.options(name))
-    kinds = [(key, str(key.type)) for key in KEYS] + [(option, option.kind) for option in of_methods]
-    for key, kind in kinds:
+    for key in (*KEYS, *(option for name in methods.names() for option in methods.options(name))):
         assert key.metadata["help"]
-        if kind.startswith(("int", "float")) and not key.metadata["choices"]:
+        if kind_of(key).startswith(("int", "float")) and not key.metadata["choices"]:
             assert key.metadata["most"] is not None, key.name
             assert (key.metadata["least"], key.metadata["above"]) != (None, None) or key.name == "stages"
 

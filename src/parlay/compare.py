@@ -167,8 +167,8 @@ def _row(text: str) -> Row:
         if not method.replace("-", "").isalnum():
             raise InputError(f"cannot read '{said(text)}' in methods: write a method and keys, as in al:downsample=2")
         methods.check_options(method, {})
-    kinds = {key.name: str(key.type) for key in KEYS}
-    known, keys = {flag(name): name for name in (*kinds, *methods.every_option())}, {"method": method}
+    own = {key.name: key for key in KEYS}
+    known, keys = {flag(name): name for name in (*own, *methods.every_option())}, {"method": method}
     for part in parts:
         name, _, value = part.partition("=")
         name = flag(name)
@@ -182,7 +182,7 @@ def _row(text: str) -> Row:
             whole = {"seed": "--seeds 0,1,2", "out": "--out DIR", "tensorboard": "--tensorboard"}
             instead = whole.get(name, f"--{name} {value}")
             raise InputError(f"{name} is the same in all rows of a comparison: write {instead}, not '{text}'")
-        keys[field] = parse(name, value, kinds.get(field) or methods.kind_of(field))
+        keys[field] = parse(value, own.get(field) or methods.option_of(field))
     return Row(text, keys)
 
 

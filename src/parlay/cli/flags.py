@@ -46,7 +46,7 @@ class HelpAll(argparse.Action):
         for name in methods.every_option():
             of = {method: one for method in methods.names() for one in methods.options(method) if one.name == name}
             defaults = ", ".join(f"{method} {one.default}" for method, one in of.items())
-            parser.hidden[name] = f"{next(iter(of.values())).help} [{defaults}]"
+            parser.hidden[name] = f"{methods.option_of(name).metadata.get('help', '')} [{defaults}]"
         for action in parser._actions:
             action.help = parser.hidden.get(action.dest, action.help)
         parser.print_help()
@@ -142,10 +142,12 @@ def recipe_keys(given: argparse.Namespace, out: Path | None) -> dict[str, Any]:
 
 def given_keys(given: argparse.Namespace) -> dict[str, Any]:
     """The keys that stand in flags, typed. A number of stages may be the word auto."""
-    kinds = {key.name: str(key.type) for key in KEYS}
-    found = ((name, getattr(given, name, None)) for name in (*kinds, *methods.every_option()))
-    words = {name: word for name, word in found if word is not None}
-    return {n: w if w == AUTO else parse(n, w, kinds.get(n) or methods.kind_of(n)) for n, w in words.items()}
+    found, known = {}, {key.name: key for key in KEYS}
+    for name in (*known, *methods.every_option()):
+        word = getattr(given, name, None)
+        if word is not None:
+            found[name] = word if word == AUTO else parse(word, known.get(name) or methods.option_of(name))
+    return found
 
 
 def checked(base: dict[str, Any], given: dict[str, Any]) -> Recipe:

