@@ -18,7 +18,7 @@ from parlay.engines.base import Batch
 from parlay.engines.in_process import InProcess
 from parlay.filters import downsample
 from parlay.partitioning import Partition
-from parlay.progress import Silent
+from parlay.run.progress import Silent
 
 CLASSES = 3
 IMAGE = (1, 8, 8)

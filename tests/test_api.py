@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 import parlay
 from parlay.errors import InputError
-from parlay.progress import Silent
+from parlay.run.progress import Silent
 
 NAMES = {
     *("AugmentedLagrangian", "Coupling", "InputError", "Partition", "Penalty", "Rate", "Recipe", "Result"),

@@ -16,7 +16,7 @@ from parlay.bench.gang import Clocked, Gang, Place, Worker, shares
 from parlay.bench.workers import samples_per_step
 from parlay.errors import InputError
 from parlay.recipe import Recipe
-from parlay.run import set_up
+from parlay.run.setup import set_up
 from runs import answer, parlay
 
 Capsys = pytest.CaptureFixture[str]

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import parlay as library
-from parlay import board
 from parlay.errors import InputError
+from parlay.run import board
 from runs import SMALL, answer, parlay, resume, train
 
 RECORD: dict[str, Any] = {
@@ -68,9 +68,10 @@ def test_a_run_writes_what_its_records_say(tmp_path: Path) -> None:
 def test_a_resumed_run_goes_on_in_the_same_chart_without_what_was_undone(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train(run, "--stages", 2, "--epochs", 2, "--lr-schedule", "constant", "--tensorboard") == 0
-    lost = board.Board(run, 2)  # an epoch that was written, and then lost with its process before its checkpoint
-    lost.add({**RECORD, "epoch": 2, "train_loss": 99.0})
-    lost.close()
+    lost = board.Board(run)  # an epoch that was written, and then lost with its process before its checkpoint
+    lost.begin(2)
+    lost.epoch({**RECORD, "epoch": 2, "train_loss": 99.0})
+    lost.end()
     assert resume(run, "--epochs", 4) == 0
     found = read(run)["loss/train"]
     assert sorted(found) == [1, 2, 3, 4]
@@ -89,7 +90,7 @@ def test_without_its_package_it_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    monkeypatch.setattr("parlay.board.find_spec", lambda _: None)
+    monkeypatch.setattr("parlay.run.board.find_spec", lambda _: None)
     for engine in ("in-process", "distributed"):
         words = ("train", *SMALL, "--stages", 2, "--engine", engine, "--tensorboard", "--out", tmp_path / engine)
         assert parlay(*words) == 2

@@ -19,8 +19,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from parlay.checkpoint import FolderLock, atomic_write, newest, save
 from parlay.errors import InputError
+from parlay.files import FolderLock, write_whole
+from parlay.run.checkpoints import newest, save
 
 
 def parts_of(step: int) -> dict[str, dict[str, Tensor]]:
@@ -86,7 +87,7 @@ def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_a_part_larger_than_a_chunk_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parlay.checkpoint.CHUNK", 100)
+    monkeypatch.setattr("parlay.run.checkpoint.CHUNK", 100)
     states = torch.randn(33, 7)
     save(tmp_path, 1, {"interface-1": {"states": states}}, {})
     found = newest(tmp_path, silent)
@@ -251,7 +252,7 @@ def test_after_damage_the_next_saves_work_and_the_damaged_one_goes(tmp_path: Pat
 KILLED_SAVES = """
 import os, shutil, signal, sys, torch
 from pathlib import Path
-from parlay.checkpoint import save
+from parlay.run.checkpoints import save
 
 root, step = Path(sys.argv[1]), int(sys.argv[2])
 parts = lambda step: {
@@ -320,7 +321,7 @@ def test_a_kill_at_each_point_of_a_save_leaves_the_old_or_the_new_one_whole(tmp_
 ENDLESS_SAVES = """
 import sys, torch
 from pathlib import Path
-from parlay.checkpoint import save
+from parlay.run.checkpoints import save
 for step in range(10**9):
     save(Path(sys.argv[1]), step, {"stage-0": {"weight": torch.full((1000, 300), float(step))}}, {"step": step})
     print(step, flush=True)
@@ -428,7 +429,7 @@ def test_no_space_left_is_reported_as_that_error(tmp_path: Path, monkeypatch: py
 def test_an_atomic_write_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path, text: str | bytes) -> None:
     path = tmp_path / "summary.json"
     path.write_text("old")
-    atomic_write(path, text)
+    write_whole(path, text)
     assert path.read_bytes() == (text.encode() if isinstance(text, str) else text)
     assert names(tmp_path) == ["summary.json"]
 
@@ -437,7 +438,7 @@ def test_an_atomic_write_that_fails_leaves_the_old_content(tmp_path: Path) -> No
     path = tmp_path / "summary.json"
     path.write_text("old")
     with files_no_larger_than(10), pytest.raises(OSError, match="needs 1,000 bytes"):
-        atomic_write(path, "x" * 1000)
+        write_whole(path, "x" * 1000)
     assert path.read_text() == "old"
     assert names(tmp_path) == ["summary.json"]
 
@@ -447,7 +448,7 @@ def test_an_atomic_write_that_fails_leaves_the_old_content(tmp_path: Path) -> No
 HOLD_THE_LOCK = """
 import sys, time
 from pathlib import Path
-from parlay.checkpoint import FolderLock
+from parlay.files import FolderLock
 with FolderLock(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)

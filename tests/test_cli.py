@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parlay.checkpoint import FolderLock
+from parlay.files import FolderLock
 from runs import SMALL, answer, parlay, records, summary, train
 
 Capsys = pytest.CaptureFixture[str]

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from parlay import run
 from parlay.compare import read_rows, read_seeds
 from parlay.errors import InputError
 from parlay.report import table, write
 from parlay.report.groups import tasks
 from parlay.report.load import load
 from parlay.report.speed import HALVES, epoch_seconds, note, scatter, staleness
+from parlay.run import setup as run
 from runs import SMALL, answer, listen, parlay, records, summary
 
 ROWS = "serial,al,al:downsample=2:schedule=alternate:1:1"
@@ -241,7 +241,7 @@ def test_a_folder_with_other_runs_is_refused(out: Path, capsys: pytest.CaptureFi
     assert answer(capsys).endswith("serial-s0 holds a run with lr 0.1, not 0.2: write another --out, or delete it")
     (out / "al-s1" / "summary.json").write_text("{")
     assert again(out) == 2
-    assert "al-s1 is damaged" in answer(capsys)
+    assert "summary.json is damaged (not JSON)" in answer(capsys)
     assert {**stamps(out), "al-s1": 0} == {**before, "al-s1": 0}
 
 

@@ -31,7 +31,7 @@ def test_every_file_that_it_names_is_there() -> None:
 @pytest.mark.parametrize(
     ("file", "names"),
     [
-        ("src/parlay/run.py", ["METHODS", "make_trainer"]),
+        ("src/parlay/run/setup.py", ["METHODS", "make_trainer"]),
         ("src/parlay/recipe.py", ["METHODS", "STREAMING", "DATASETS", "option"]),
         ("src/parlay/report/groups.py", ["METHODS", "STREAMING"]),
         ("src/parlay/__init__.py", ["_HOMES", "__all__"]),

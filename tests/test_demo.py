@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from parlay.bench.core import Row, as_json, quartiles
-from parlay.checkpoint import FolderLock
 from parlay.demo import folder, runs, speed
-from parlay.progress import Silent
+from parlay.files import FolderLock
 from parlay.recipe import Recipe
 from parlay.report.bench import Bench
+from parlay.run.progress import Silent
 from runs import answer, last_line, listen, parlay
 
 Capsys = pytest.CaptureFixture[str]

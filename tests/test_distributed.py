@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 import parlay
 import problems
-from parlay import AugmentedLagrangian, Penalty, checkpoint, timeline
+from parlay import AugmentedLagrangian, Penalty, timeline
 from parlay.data import CropAndFlip
 from parlay.errors import InputError
-from parlay.progress import Silent
+from parlay.run import checkpoints
+from parlay.run.progress import Silent
 from ranks import together
 
 ROUNDING = 2e-5  # of float32, after a few epochs; nothing at all is seen in most cases
@@ -381,7 +382,7 @@ def test_replicas_stop_together_and_go_on_with_their_own_states(four: list[dict[
     assert {found["stopped"].message for found in four} == {four[0]["stopped"].message}
     assert four[0]["stopped"].status == "interrupted"
     assert off(four[0]["resumed"], four[0]["undisturbed"]) == 0
-    kept = checkpoint.newest(folder / "replicas in process" / "checkpoints", pytest.fail)
+    kept = checkpoints.newest(folder / "replicas in process" / "checkpoints", pytest.fail)
     assert kept is not None
     assert [name for name in kept.parts if name.startswith("interface")] == [
         "interface-1-replica-0-of-2",
@@ -418,7 +419,7 @@ def test_a_loss_that_is_not_a_number_stops_all_processes_and_is_named(
     assert runs[0].message == runs[1].message
     assert f"the loss of {whose} is nan in epoch {epoch + 1}, step {step + 1} (samples " in runs[0].message
     assert off(runs[0], STOPPED.run(loss=Spoiler(at, "nan"))) < ROUNDING  # which makes no update of that step
-    found = checkpoint.newest(folder / f"diverged at {at}" / "checkpoints", pytest.fail)
+    found = checkpoints.newest(folder / f"diverged at {at}" / "checkpoints", pytest.fail)
     assert (found is None) == (epoch == 0)
 
 
@@ -429,7 +430,7 @@ def test_weights_that_an_epochs_last_step_has_spoiled_in_one_process_go_into_no_
     assert [ran.status for ran in runs] == ["diverged"] * 2
     assert runs[0].message == runs[1].message
     assert "the weights of stage 1 of 2 are not finite after epoch 2" in runs[0].message
-    found = checkpoint.newest(folder / "spoiled" / "checkpoints", pytest.fail)
+    found = checkpoints.newest(folder / "spoiled" / "checkpoints", pytest.fail)
     assert found is not None
     assert found.path.name == "0000000006"
 
@@ -440,12 +441,12 @@ def test_a_checkpoint_has_a_part_of_each_process_and_parts_of_different_steps_ar
 ) -> None:
     root = folder / "parts" / "checkpoints"
     newest, older = sorted(root.glob("0*"), reverse=True)[:2]
-    found = checkpoint.newest(root, pytest.fail)
+    found = checkpoints.newest(root, pytest.fail)
     assert found is not None
     assert sorted(found.parts) == ["interface-1", "stage-0", "stage-1"]
     shutil.copy(older / "stage-1.safetensors", newest / "stage-1.safetensors")
     told: list[str] = []
-    found = checkpoint.newest(root, told.append)
+    found = checkpoints.newest(root, told.append)
     assert found is not None
     assert found.path == older
     assert "stage-1.safetensors" in told[0]

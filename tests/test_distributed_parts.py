@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from parlay import AugmentedLagrangian, Coupling, Penalty, checkpoint
+from parlay import AugmentedLagrangian, Coupling, Penalty
 from parlay.data import batches
 from parlay.engines.crew import Alone
 from parlay.engines.pipelined import from_memory, in_memory
 from parlay.engines.shares import Shares, divided, owned
+from parlay.run import checkpoints
 
 METHODS = [AugmentedLagrangian(), Penalty(), Penalty(order="joint")]
 methods = pytest.mark.parametrize("method", METHODS, ids=lambda m: getattr(m, "order", type(m).__name__))
@@ -105,15 +106,15 @@ def part(value: float) -> dict[str, torch.Tensor]:
 
 
 def test_parts_written_by_several_are_a_checkpoint_once_all_stand(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, 1, {"stage-0": part(0.0), "stage-1": part(1.0)}, {"cuts": [2]})
-    checkpoint.begin(tmp_path, 2)
-    entries = checkpoint.write_parts(tmp_path, 2, {"stage-1": part(3.0)})
-    entries |= checkpoint.write_parts(tmp_path, 2, {"stage-0": part(2.0)})
-    found = checkpoint.newest(tmp_path, pytest.fail)
+    checkpoints.save(tmp_path, 1, {"stage-0": part(0.0), "stage-1": part(1.0)}, {"cuts": [2]})
+    checkpoints.begin(tmp_path, 2)
+    entries = checkpoints.write_parts(tmp_path, 2, {"stage-1": part(3.0)})
+    entries |= checkpoints.write_parts(tmp_path, 2, {"stage-0": part(2.0)})
+    found = checkpoints.newest(tmp_path, pytest.fail)
     assert found is not None
     assert found.step == 1
-    checkpoint.finish(tmp_path, 2, entries, {"cuts": [3]})
-    found = checkpoint.newest(tmp_path, pytest.fail)
+    checkpoints.finish(tmp_path, 2, entries, {"cuts": [3]})
+    found = checkpoints.newest(tmp_path, pytest.fail)
     assert found is not None
     assert (found.step, found.meta, sorted(found.parts)) == (2, {"cuts": [3]}, ["stage-0", "stage-1"])
     assert {name: values["weights/w"][0].item() for name, values in found.content().items()} == {
@@ -123,26 +124,26 @@ def test_parts_written_by_several_are_a_checkpoint_once_all_stand(tmp_path: Path
 
 
 def test_a_save_of_which_one_writer_died_is_not_there_and_the_next_one_works(tmp_path: Path) -> None:
-    checkpoint.begin(tmp_path, 1)
-    checkpoint.write_parts(tmp_path, 1, {"stage-0": part(0.0)})
-    assert checkpoint.newest(tmp_path, pytest.fail) is None
-    checkpoint.save(tmp_path, 1, {"stage-0": part(4.0)}, {})
-    found = checkpoint.newest(tmp_path, pytest.fail)
+    checkpoints.begin(tmp_path, 1)
+    checkpoints.write_parts(tmp_path, 1, {"stage-0": part(0.0)})
+    assert checkpoints.newest(tmp_path, pytest.fail) is None
+    checkpoints.save(tmp_path, 1, {"stage-0": part(4.0)}, {})
+    found = checkpoints.newest(tmp_path, pytest.fail)
     assert found is not None
     assert found.part("stage-0")["weights/w"][0] == 4.0
 
 
 def test_a_save_that_was_given_up_leaves_nothing(tmp_path: Path) -> None:
-    checkpoint.begin(tmp_path, 1)
-    checkpoint.write_parts(tmp_path, 1, {"stage-0": part(0.0)})
-    checkpoint.give_up(tmp_path)
+    checkpoints.begin(tmp_path, 1)
+    checkpoints.write_parts(tmp_path, 1, {"stage-0": part(0.0)})
+    checkpoints.give_up(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    checkpoint.give_up(tmp_path / "never made")
+    checkpoints.give_up(tmp_path / "never made")
 
 
 def test_only_the_parts_that_are_asked_for_are_read(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 1, {"stage-0": part(0.0), "interface-1": part(1.0)}, {})
-    found = checkpoint.newest(tmp_path, pytest.fail)
+    path = checkpoints.save(tmp_path, 1, {"stage-0": part(0.0), "interface-1": part(1.0)}, {})
+    found = checkpoints.newest(tmp_path, pytest.fail)
     assert found is not None
     (path / "interface-1.safetensors").unlink()
     content = found.content()

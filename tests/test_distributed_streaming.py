@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from parlay import DNI, AuxNet, Delayed, Local, Replay, checkpoint, timeline
+from parlay import DNI, AuxNet, Delayed, Local, Replay, timeline
 from parlay.data import CropAndFlip
 from parlay.engines.stream import Way
 from parlay.errors import InputError
 from parlay.recipe import Recipe
+from parlay.run import checkpoints
 from problems import batch
 from ranks import together
 from runs import Heard, records, train
@@ -157,7 +158,7 @@ def test_a_run_stopped_with_batches_on_their_way_goes_on_in_either_engine(
     assert [ran.status for ran in stopped] == ["interrupted"] * 2
     assert stopped[0].message == stopped[1].message
     assert not stopped[0].message.endswith("step 0")
-    kept = checkpoint.newest(folder / f"stopped {name}, in process" / "checkpoints", pytest.fail)
+    kept = checkpoints.newest(folder / f"stopped {name}, in process" / "checkpoints", pytest.fail)
     assert kept is not None
     assert {"station-0", "station-1"} <= set(kept.parts)
     undisturbed = STOPPED[name].run()

@@ -7,18 +7,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import parlay
-from parlay import checkpoint
 from parlay.engines.base import Batch
 from parlay.engines.in_process import InProcess
 from parlay.errors import InputError
-from parlay.progress import Silent
+from parlay.run import checkpoints
+from parlay.run.progress import Silent
 from runs import SMALL, answer, kept, last_line, records, resume, summary, train
 
 Capsys = pytest.CaptureFixture[str]
@@ -91,7 +91,7 @@ def test_a_loss_that_is_not_a_number_stops_all_stages_before_the_update(tmp_path
     assert result.status == summary(tmp_path)["status"] == "diverged"
     assert "the loss of stage 1 of 2 is nan in epoch 2, step 2" in result.message
     assert all(torch.isfinite(value).all() for value in result.model.state_dict().values())
-    assert checkpoint.newest(tmp_path / "checkpoints", pytest.fail) is not None
+    assert checkpoints.newest(tmp_path / "checkpoints", pytest.fail) is not None
 
 
 @pytest.mark.parametrize(("epochs", "judge_every"), [(2, 1), (4, 1), (4, 3)])
@@ -110,7 +110,7 @@ def test_weights_that_an_epochs_last_step_has_spoiled_go_into_no_checkpoint(
     result = subject.fit(samples(), epochs=epochs)
     assert result.status == summary(tmp_path)["status"] == "diverged"
     assert "the weights of stage 1 of 2 are not finite after epoch 2" in result.message
-    saved = checkpoint.newest(tmp_path / "checkpoints", pytest.fail)
+    saved = checkpoints.newest(tmp_path / "checkpoints", pytest.fail)
     assert saved is not None
     assert saved.path.name == "0000000004"
     assert str(saved.path) in result.message
@@ -130,15 +130,15 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_checkpoint_before_goes_on(
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert train(whole, "--epochs", 3) == 0
-    write = checkpoint._write_file
+    write = checkpoints.write_file
 
-    def full(path: Path, chunks: Any) -> tuple[str, int]:
+    def full(path: Path, chunks: Any) -> dict[str, Any]:
         if path.parent.name == ".new-0000000006":
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(path, chunks)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write_file", full)
+        patch.setattr(checkpoints, "write_file", full)
         assert train(out, "--epochs", 3) == 1
     line = last_line(capsys)
     assert f"{out / 'checkpoints' / '0000000006'} could not be written (No space left on device)" in line
@@ -152,13 +152,11 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_checkpoint_before_goes_on(
 def test_a_disk_too_full_even_for_the_summary_still_ends_in_one_line(
     tmp_path: Path, capsys: Capsys, monkeypatch: Patch
 ) -> None:
-    def full(path: Path, chunks: Any) -> tuple[str, int]:
-        if path.name == ".records.jsonl.new":
-            return write(path, chunks)
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(file: BinaryIO) -> None:
+        if "records.jsonl" not in file.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    write = checkpoint._write_file
-    monkeypatch.setattr(checkpoint, "_write_file", full)
+    monkeypatch.setattr("parlay.files.sync", full)
     assert train(tmp_path, "--epochs", 1) == 1
     assert "could not be written" in last_line(capsys)
 

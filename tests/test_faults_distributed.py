@@ -54,7 +54,7 @@ from typing import Any
 import pytest
 import torch
 
-from parlay.checkpoint import FolderLock
+from parlay.files import FolderLock
 from parlay.launch import command, ranks, supervisor
 from parlay.recipe import Recipe
 from runs import SMALL, STEPS, answer, flip_a_byte, is_running, kept, parlay, records, summary, train, wait_for

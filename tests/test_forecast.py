@@ -7,7 +7,7 @@ import pytest
 from parlay import forecast
 from parlay.plan import plan
 from parlay.recipe import Recipe
-from parlay.run import set_up
+from parlay.run.setup import set_up
 
 
 def test_a_forecast_counts_what_crosses_in_both_directions() -> None:

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from parlay import progress
 from parlay.interrupt import Interrupt
-from parlay.progress import Bar, Lines, Silent, clock, counted, describe, for_terminal
+from parlay.run import progress
+from parlay.run.progress import Bar, Lines, Silent, clock, counted, describe, for_terminal
 
 RECORD = {
     "epoch": 1,

@@ -14,7 +14,7 @@ import pytest
 
 import recorded
 from parlay.recipe import METHODS, Recipe, flag, make_recipe, read_recipe
-from parlay.run import make_method, method_keys
+from parlay.run.setup import make_method, method_keys
 from runs import STEPS, listen, records, resume, summary, train
 
 RECIPES = sorted((Path(__file__).parent / "recipes").glob("*.toml"))

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from parlay import checkpoint
 from parlay.cli import make_parser
 from parlay.cli.flags import given_keys, recipe_keys
 from parlay.cli.reproduce import _requests
@@ -25,6 +24,7 @@ from parlay.recipe import Recipe
 from parlay.reproduce import beside
 from parlay.reproduce.queue import Budget, Queue
 from parlay.reproduce.request import selected
+from parlay.run import checkpoints
 from runs import answer, parlay, records, summary
 
 Capsys = pytest.CaptureFixture[str]
@@ -219,7 +219,7 @@ def test_a_checkpoint_of_another_row_is_refused(key: str, value: Any, capsys: Ca
     write({SERIAL: GOOD})
     meta = {"cuts": [], "phases": "SSSS", "seed": 0, key: value}
     meta["made_with"] = {"seed": meta.pop("seed")}
-    checkpoint.save(RUNS / SERIAL / "checkpoints", 1, {"stage-0": {"weights/w": torch.zeros(1)}}, meta)
+    checkpoints.save(RUNS / SERIAL / "checkpoints", 1, {"stage-0": {"weights/w": torch.zeros(1)}}, meta)
     assert serve("--minutes", 5) == 2
     assert f"is of another row (its {key} differ): take it away, or bring that of {SERIAL}" in answer(capsys)
 

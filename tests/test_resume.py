@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from parlay import checkpoint
 from parlay.engines.base import Batch
 from parlay.engines.in_process import InProcess
+from parlay.run import checkpoints
 from runs import SMALL, STEPS, answer, flip_a_byte, kept, last_line, listen, records, resume, summary, train
 
 Capsys = pytest.CaptureFixture[str]
@@ -160,7 +160,7 @@ def test_hybrids_that_differ_in_their_tail_can_share_what_comes_before_it(tmp_pa
 
 def test_how_a_phase_was_entered_stays_known_where_states_are_set_anew_later_in_that_epoch(tmp_path: Path) -> None:
     stop(tmp_path, "al", 3 * STEPS + 1)
-    newest = checkpoint.newest(tmp_path / "checkpoints", pytest.fail)
+    newest = checkpoints.newest(tmp_path / "checkpoints", pytest.fail)
     assert newest is not None
     moved = newest.meta["position"]["violation_at_entry"]
     assert len(moved) == 2

@@ -279,7 +279,7 @@ def test_a_phase_that_an_adaptive_schedule_ends_is_drained_too(monkeypatch: pyte
         return stops
 
     monkeypatch.setattr(Way, "enter", seen)
-    monkeypatch.setattr("parlay.training.healthy", lambda *_: False)
+    monkeypatch.setattr("parlay.run.loop.healthy", lambda *_: False)
     data = images(20)
     cut = parlay.partition(problems.dense(), 3, data[0][:2])
     result = trainer(cut, Replay(), schedule="adaptive", batch_size=8, optimizer=sgd).fit(data, epochs=5)
@@ -364,7 +364,7 @@ def reference(cut: Partition, data: tuple[Tensor, Tensor], method: Replay | Dela
                     if type(method) is Replay and method.beta > 0:
                         first = inputs[k + 1][b]
                         by, size = out.detach() - first, float(first.square().mean())
-                        full = method.weight(late) / (first[0].numel() * size)
+                        full = method.pull(late) / (first[0].numel() * size)
                         most = BOUND * len(x) * float(adjoint.norm()) / max(2 * float(by.norm()), 1e-12)
                         adjoint = adjoint + 2 * min(full, most) * by / len(x)
                     loss = (out * adjoint).sum()
@@ -571,8 +571,8 @@ def test_the_weight_of_the_pull_falls_with_the_delay_as_what_a_feedback_bears(la
     for _ in range(30):
         middle = (low + high) / 2
         low, high = (middle, high) if stable(middle) else (low, middle)
-    assert Replay(beta=1.0).weight(lag) == pytest.approx(low, rel=0.08)
-    assert Replay().weight(0) == 0
+    assert Replay(beta=1.0).pull(lag) == pytest.approx(low, rel=0.08)
+    assert Replay().pull(0) == 0
 
 
 @pytest.mark.parametrize(("by", "bounded"), [(0.001, False), (0.1, True)])

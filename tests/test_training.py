@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 import parlay
 import problems
-from parlay import data, training
+from parlay import data
 from parlay.coupling import AugmentedLagrangian, Local, Method, Penalty, Replay
 from parlay.data.augment import Augmentation, Changes
-from parlay.progress import Silent
-from parlay.records import Records, dumps, environment, read
+from parlay.run import scores
+from parlay.run.progress import Silent
+from parlay.run.records import Records, dumps, environment, read_records
 from runs import SAMPLES, records, summary, train
 from runs import parlay as parlay_command
 
@@ -107,7 +108,7 @@ def test_batch_statistics_are_of_all_kinds_of_samples_where_those_stand_in_turn(
     method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the two sources of MNIST do: every fourth of these samples would be of one kind."""
-    monkeypatch.setattr(training, "JUDGED", 64)
+    monkeypatch.setattr(scores, "JUDGED", 64)
     kinds = 10 * (torch.arange(256) % 2).float() - 5
     inputs = torch.randn(256, 4, generator=torch.Generator().manual_seed(0)) + kinds[:, None]
     torch.manual_seed(0)
@@ -200,16 +201,16 @@ def test_odd_shapes_and_fixed_copies_train_to_the_end(words: str, tmp_path: Path
 
 def test_records_are_read_up_to_a_line_that_was_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    kept = Records(path)
+    kept = Records(tmp_path)
     for epoch in range(3):
-        kept.append({"epoch": epoch})
+        kept.append({"epoch": epoch, "phase": "serial"})
     with path.open("a") as file:
         file.write('{"epoch": 3, "los')
-    assert [row["epoch"] for row in read(path)] == [0, 1, 2]
-    again = Records(path)
-    again.restart(2)
-    again.append({"epoch": 2})
-    assert [row["epoch"] for row in read(path)] == [0, 1, 2]
+    assert [row["epoch"] for row in read_records(path)] == [0, 1, 2]
+    again = Records(tmp_path)
+    again.begin(2, None)
+    again.append({"epoch": 2, "phase": "serial"})
+    assert [row["epoch"] for row in read_records(path)] == [0, 1, 2]
 
 
 def test_numbers_that_are_not_finite_are_null_in_json() -> None:

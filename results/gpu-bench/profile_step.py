@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from parlay import records
 from parlay.bench.cuda import Engined
 from parlay.recipe import Recipe
+from parlay.run import records
 
 HERE = Path(__file__).parent
 STEPS = 10

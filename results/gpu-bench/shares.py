@@ -28,14 +28,14 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from parlay import records
 from parlay.bench.cuda import Engined
 from parlay.coupling import Pair
 from parlay.engines.base import Batch
 from parlay.engines.graphs import Graphed, Inputs
 from parlay.engines.stream import Mail
 from parlay.recipe import Recipe
-from parlay.run import set_up
+from parlay.run import records
+from parlay.run.setup import set_up
 
 HERE = Path(__file__).parent
 STEPS, ROUNDS = 40, 5

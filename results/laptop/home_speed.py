@@ -26,8 +26,8 @@ from parlay.bench.cpu import MICRO_BATCHES, one_core
 from parlay.bench.gang import Gang, Ganged, Place, Worker, cores
 from parlay.engines.base import Totals
 from parlay.recipe import STREAMING, Recipe
-from parlay.records import environment, write_json
-from parlay.run import set_up
+from parlay.run.records import environment, write_json
+from parlay.run.setup import set_up
 from parlay.schedule import PARALLEL, SERIAL, alternate
 
 STAGES = 2

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import parlay
-from parlay import data, models, records
+from parlay import data, models
 from parlay.coupling import replay
 from parlay.data import CropAndFlip, Split, normalise
-from parlay.progress import Silent
+from parlay.run import records
+from parlay.run.progress import Silent
 
 SAMPLES, SIDE = 20_000, 16
 RUNS: dict[str, dict[str, Any]] = {

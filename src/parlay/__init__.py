@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from parlay.partitioning import Partition, partition
     from parlay.rates import Rate
     from parlay.recipe import Recipe
+    from parlay.run.outcome import Result
     from parlay.schedule import Schedule
     from parlay.trainer import Trainer
-    from parlay.training import Result
 
 _HOMES = {
     "AugmentedLagrangian": "coupling",
@@ -40,11 +40,11 @@ _HOMES = {
     "Rate": "rates",
     "Recipe": "recipe",
     "Replay": "coupling",
-    "Result": "training",
+    "Result": "run.outcome",
     "Schedule": "schedule",
     "Streaming": "coupling",
     "Trainer": "trainer",
-    "build_model": "models.build",
+    "build_model": "models:build",
     "partition": "partitioning",
 }
 
@@ -73,7 +73,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'parlay' has no attribute '{name}'")
-    home, _, real = _HOMES[name].partition(".")
+    home, _, real = _HOMES[name].partition(":")
     value = getattr(import_module(f"parlay.{home}"), real or name)
     globals()[name] = value
     return value

@@ -13,7 +13,6 @@ No torch at the top: wrong input is answered at once.
 from __future__ import annotations
 
 import gc
-import json
 import re
 import time
 import tomllib
@@ -24,8 +23,10 @@ from pathlib import Path
 from typing import Any, final
 
 from parlay.errors import InputError
-from parlay.progress import Progress, clock
-from parlay.recipe import ASIDE, METHODS, Recipe, flag, nearest
+from parlay.files import read_bounded
+from parlay.recipe import ASIDE, LIMIT, METHODS, Recipe, flag, nearest
+from parlay.run.progress import Progress, clock
+from parlay.run.records import SUMMARY, is_begun, read_summary
 
 OVER = ("finished", "diverged")
 """A run that has ended so is not run again: that a method diverges is a result too."""
@@ -92,7 +93,7 @@ def plan(rows: Sequence[Row], seeds: Sequence[int], base: Mapping[str, Any], out
 
     A key of `base` that a method has no use for, such as the beta of serial training, is left out for it.
     """
-    from parlay import run
+    from parlay.run import setup as run
 
     own = {name for method in METHODS for name in run.method_keys(method)}
     made = {}
@@ -199,7 +200,7 @@ def _filled(made: Mapping[str, Recipe]) -> dict[str, dict[str, Any]]:
 
     Whatever can be refused is refused here, before the first run.
     """
-    from parlay import run
+    from parlay.run import setup as run
 
     seen: dict[Recipe, str] = {}
     for text, recipe in made.items():
@@ -216,7 +217,7 @@ def _cut_once(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
     """A cut by cost is measured for the first run of a row; the others, and those of another day, are cut there too."""
     if recipe.partition != "cost" or recipe.method == "serial" or recipe.stages == 1:
         return recipe
-    from parlay import run
+    from parlay.run import setup as run
 
     before = (kept(folder) for folder in folders if (folder / "recipe.toml").is_file())
     cuts = next((keys["partition"] for keys in before if "partition" in keys), None)
@@ -246,7 +247,7 @@ def _carried_out(one: Planned, fit: Fit, progress: Progress) -> tuple[str, str]:
 
 
 def begun(one: Planned) -> bool:
-    return (one.folder / "records.jsonl").exists()
+    return is_begun(one.folder)
 
 
 def is_over(one: Planned) -> bool:
@@ -265,20 +266,15 @@ def is_over(one: Planned) -> bool:
 def kept(folder: Path) -> dict[str, Any]:
     """The recipe of a run."""
     try:
-        return tomllib.loads((folder / "recipe.toml").read_text())
-    except (ValueError, OSError) as error:
+        return tomllib.loads(read_bounded(folder / "recipe.toml", LIMIT).decode())
+    except (ValueError, RecursionError, OSError) as error:
         raise InputError(f"{folder} is damaged ({error}): delete it, or write another --out") from None
 
 
 def status_of(folder: Path) -> str | None:
     """None where there is no summary: the run was killed, or another process is at it."""
-    try:
-        content = json.loads((folder / "summary.json").read_text())
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        raise InputError(f"{folder} is damaged ({error}): delete it, or write another --out") from None
-    return content.get("status") if isinstance(content, dict) else None
+    summary = read_summary(folder / SUMMARY)
+    return None if summary is None else str(summary["status"])
 
 
 def _asked(recipe: Recipe) -> dict[str, Any]:

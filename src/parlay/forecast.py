@@ -30,7 +30,7 @@ from parlay.bench.gang import Gang, Make, Place, Worker
 from parlay.bench.workers import Alone, Bench, Layers, Serial
 from parlay.coupling import Streaming
 from parlay.filters import downsample
-from parlay.run import Setup
+from parlay.run.setup import Setup
 from parlay.schedule import PARALLEL
 
 MESSAGE = 8 << 20  # bytes: the states of ResNet-20 at batch 128

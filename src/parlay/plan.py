@@ -21,7 +21,7 @@ from parlay.errors import InputError
 from parlay.filters import downsample
 from parlay.partitioning import block_costs
 from parlay.recipe import Recipe
-from parlay.run import Setup, set_up
+from parlay.run.setup import Setup, set_up
 from parlay.schedule import PARALLEL, Schedule
 from parlay.trainer import mixed_precision, spread
 
@@ -80,7 +80,7 @@ def _side_by_side(recipe: Recipe) -> bool:
 
 def _share(setup: Setup) -> float:
     """Of the samples of a step, the part that each stage trains on."""
-    return setup.coupling.share if setup.coupling is not None else 1.0
+    return setup.coupling.portion if setup.coupling is not None else 1.0
 
 
 def _exchanged(setup: Setup) -> list[int]:

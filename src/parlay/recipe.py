@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from parlay.errors import InputError
+from parlay.files import read_bounded
 from parlay.rates import Rate
 from parlay.schedule import Schedule
 
 DATASETS = ("digits", "mnist", "cifar10", "cifar100", "synthetic")
+LIMIT = 2**20  # bytes of a recipe
 AUTO = "auto"  # in the place of a number of stages: it is measured before there is a recipe
 STREAMING = ("replay", "delayed", "local", "dni", "auxnet")
 """Methods whose states live a few steps."""
@@ -214,10 +216,10 @@ def flag(name: str) -> str:
 def read_recipe(path: Path, beside: Iterable[str] = ()) -> dict[str, Any]:
     """The keys of a TOML recipe, checked against those there are, by field name; and those that may stand beside."""
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(read_bounded(path, LIMIT).decode())
     except FileNotFoundError:
         raise InputError(f"no recipe at {path}: write the path of a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise InputError(f"{path} is not a TOML recipe ({error}): write lines such as `stages = 3`") from None
     return by_field(content, str(path), beside)
 

@@ -10,13 +10,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from parlay import board, evaluate, stores
-from parlay.checkpoint import FolderLock
+from parlay import evaluate, stores
 from parlay.coupling import AugmentedLagrangian, Coupling, Method, Streaming
 from parlay.coupling.streaming import Crossing, Site, Station
 from parlay.data import Augmentation, as_split
@@ -26,15 +26,19 @@ from parlay.engines.in_process import InProcess
 from parlay.engines.shares import owned
 from parlay.engines.world import World, started
 from parlay.errors import InputError
+from parlay.files import FolderLock
 from parlay.filters import downsample as make_filter
 from parlay.interface import Cut, Interface, Pool
 from parlay.interrupt import Interrupt
 from parlay.partitioning import Partition
-from parlay.progress import Progress, Silent, for_terminal
 from parlay.rates import Rate
+from parlay.run import board
+from parlay.run.loop import Run
+from parlay.run.options import RunOptions
+from parlay.run.outcome import Result
+from parlay.run.progress import Progress, Silent, for_terminal
 from parlay.schedule import Schedule
 from parlay.stage import MakeOptimizer, Stage
-from parlay.training import Result, Run
 
 COMPILED_FROM = 20_000  # steps: in a prototype compiling took a minute and saved 3 to 4 ms of each (ResNet-110, H200)
 
@@ -167,10 +171,13 @@ class Trainer:
         ):
             engine = self.engine(feed, folder, epochs * -(-len(feed) // self.batch_size))
             try:
-                return Run(self, engine, feed, judge, epochs, interrupt).go(resume)
+                return Run(self._options(), engine, feed, judge, epochs, interrupt.requested).go(resume)
             finally:
                 engine.close()
                 self.progress.end()
+
+    def _options(self) -> RunOptions:
+        return RunOptions(**{key.name: getattr(self, key.name) for key in fields(RunOptions)})
 
     @contextmanager
     def _joined(self) -> Iterator[None]:

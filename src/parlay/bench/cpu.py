@@ -18,7 +18,7 @@ from parlay.bench.gang import Gang, Ganged, Place, Worker, cores
 from parlay.errors import InputError
 from parlay.memory import keep_freed_memory
 from parlay.recipe import Recipe
-from parlay.run import method_keys, set_up
+from parlay.run.setup import method_keys, set_up
 
 MICRO_BATCHES = (2, 4, 8)
 """Of the pipelines. All are timed, and the fastest one counts."""

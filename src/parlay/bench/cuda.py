@@ -22,7 +22,7 @@ from parlay.engines.compiled import CompiledBlocks
 from parlay.engines.in_process import InProcess
 from parlay.errors import InputError
 from parlay.recipe import Recipe
-from parlay.run import method_keys
+from parlay.run.setup import method_keys
 
 STAGES = (2, 3, 6, 9)
 """Numbers of stages that are tried, beside the one that is asked for."""

@@ -10,7 +10,7 @@ from parlay.bench.core import LAYER_PARALLEL, Problem, Row, Say, interleaved
 from parlay.bench.cuda import STAGES, Engined
 from parlay.errors import InputError
 from parlay.recipe import Recipe
-from parlay.run import set_up
+from parlay.run.setup import set_up
 from parlay.trainer import spread
 
 ROUNDS, STEPS = 3, 20

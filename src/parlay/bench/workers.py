@@ -24,9 +24,9 @@ from parlay.engines.distributed import Distributed
 from parlay.errors import InputError
 from parlay.filters import downsample
 from parlay.interface import Interface
-from parlay.progress import Silent
 from parlay.recipe import Recipe
-from parlay.run import Setup, make_method, make_trainer, set_up
+from parlay.run.progress import Silent
+from parlay.run.setup import Setup, make_method, make_trainer, set_up
 from parlay.stage import Stage
 from parlay.stores import DeviceStore
 from parlay.trainer import Trainer
@@ -75,7 +75,7 @@ class Bench:
 def samples_per_step(recipe: Recipe) -> float:
     """That each stage trains on: the batch, or half of it where neighbours take turns."""
     method = make_method(recipe)
-    return recipe.batch_size * (method.share if isinstance(method, Coupling) else 1.0)
+    return recipe.batch_size * (method.portion if isinstance(method, Coupling) else 1.0)
 
 
 def synthetic(setup: Setup) -> Split:

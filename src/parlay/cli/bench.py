@@ -48,7 +48,7 @@ def _bench(given: argparse.Namespace) -> int:
     from rich.console import Console
 
     from parlay.bench import core, table
-    from parlay.records import dumps, environment, write_json
+    from parlay.run.records import dumps, environment, write_json
 
     console, load = Console(stderr=True, highlight=False), os.getloadavg()[0]
     with console.status("") as status:

@@ -44,9 +44,9 @@ def _compare(given: argparse.Namespace) -> int:
     out = Path(common.out) if common.out else Path("runs") / f"compare-{common.dataset}-{common.model}"
     planned = compare.plan(rows, numbers, keys, out)
     from parlay import report
-    from parlay.progress import for_terminal
-    from parlay.records import dumps, write_json
     from parlay.report import console
+    from parlay.run.progress import for_terminal
+    from parlay.run.records import dumps, write_json
 
     status = compare.carry_out(planned, fit_any, for_terminal())
     folders, found = compare.there(planned), compare.table(planned)

@@ -33,7 +33,7 @@ def _data(given: argparse.Namespace) -> int:
 
 def _data_list(given: argparse.Namespace) -> int:
     from parlay import data
-    from parlay.records import dumps
+    from parlay.run.records import dumps
 
     rows = {name: data.facts(name) for name in DATASETS}
     if given.json:
@@ -64,7 +64,7 @@ def _data_fetch(given: argparse.Namespace) -> int:
 
 def _data_check(given: argparse.Namespace) -> int:
     from parlay import data
-    from parlay.records import dumps
+    from parlay.run.records import dumps
 
     found = {name: data.check(name, Path(given.data_dir)) for name in given.names or _missing_names()}
     print(dumps(found) if given.json else "\n".join(found.values()))

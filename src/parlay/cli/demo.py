@@ -17,8 +17,8 @@ from parlay.launch import places
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands
-    from parlay.progress import Progress
     from parlay.recipe import Recipe
+    from parlay.run.progress import Progress
 
 EPOCHS = 15
 LEFT_TO_THE_PAGE = ("devices", "stages wait")  # a terminal may have 80 columns
@@ -41,7 +41,7 @@ def _demo(given: argparse.Namespace) -> int:
     if given.epochs < 1:
         raise InputError(f"epochs is {given.epochs}: write a number of at least 1")
     from parlay.demo import folder, runs
-    from parlay.progress import for_terminal
+    from parlay.run.progress import for_terminal
 
     with folder.taken(Path(given.out), runs.ROWS) as out:
         planned = runs.planned(out, given.epochs)
@@ -57,7 +57,7 @@ def _demo(given: argparse.Namespace) -> int:
         told = {"status": "failed" if told["message"] else status, **told}
         folder.write(out, told)
     if given.json:
-        from parlay.records import dumps
+        from parlay.run.records import dumps
 
         print(dumps(told, indent=2))
     if told["message"]:
@@ -73,11 +73,11 @@ def _tell(out: Path, found: list[Path], given: argparse.Namespace) -> dict[str, 
     """The table of the runs, the speeds and the page, each as soon as it is there."""
     from parlay import report
     from parlay.demo import runs, speed
-    from parlay.progress import for_terminal
-    from parlay.records import write_json
     from parlay.report import bench, console
     from parlay.report.groups import tasks
     from parlay.report.load import load
+    from parlay.run.progress import for_terminal
+    from parlay.run.records import write_json
 
     told: dict[str, Any] = {"command": given.line, "epochs": given.epochs, "message": "", "rows": report.table(found)}
     console.show(tasks(load(found)))

@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
 def _plan(given: argparse.Namespace) -> int:
     recipe, tried = with_stages(recipe_keys(given, None), given_keys(given))
     from parlay.plan import plan
-    from parlay.records import dumps
+    from parlay.run.records import dumps
 
     forecast = plan(recipe)
     if tried:

@@ -54,9 +54,9 @@ def _reproduce(given: argparse.Namespace) -> int:
     if given.queue or given.minutes is not None:
         return _serve(given)
     requests = _requests(given)
-    from parlay.progress import for_terminal
-    from parlay.records import dumps
     from parlay.reproduce import runs, writer
+    from parlay.run.progress import for_terminal
+    from parlay.run.records import dumps
 
     progress = for_terminal()
     status = runs.carry_out(requests, fit_any, progress)
@@ -115,9 +115,9 @@ def _serve(given: argparse.Namespace) -> int:
             raise InputError(f"{name} stands in the commands of the queue: leave it out beside --queue")
     queue = Queue(Path(given.queue))
     chosen = queue.chosen(read_names(given.rows), given.minutes)
-    from parlay.progress import for_terminal
-    from parlay.records import dumps
     from parlay.reproduce import runs
+    from parlay.run.progress import for_terminal
+    from parlay.run.records import dumps
 
     planned = [_planned(name, queue.entries[name].command, given.data_dir) for name in chosen]
     status = runs.serve(queue, planned, given.minutes, given.at_once, for_terminal())

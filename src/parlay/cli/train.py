@@ -22,11 +22,12 @@ from parlay.cli.flags import (
 from parlay.errors import InputError
 from parlay.launch import places, worker
 from parlay.recipe import Recipe
+from parlay.run.records import is_begun
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands
-    from parlay.progress import Progress
-    from parlay.training import Result
+    from parlay.run.outcome import Result
+    from parlay.run.progress import Progress
 
 
 def add(commands: Commands) -> None:
@@ -59,13 +60,13 @@ def _train(given: argparse.Namespace) -> int:
     if places.is_worker() and (recipe.engine == "distributed" or (recipe.engine == "auto" and places.world_size() > 1)):
         return _train_rank(given, replace(recipe, engine="distributed"))
     out = Path(recipe.out) if recipe.out else _new_folder(recipe)
-    if not given.resume and (out / "records.jsonl").exists():
+    if not given.resume and is_begun(out):
         raise InputError(f"{out} holds a run already: write --resume to go on with it, or another --out")
     if recipe.engine == "distributed":
         return _launch(given, recipe, out)
     _refuse_launching(given)
     faults.arm(_stages(recipe))
-    from parlay.progress import for_terminal
+    from parlay.run.progress import for_terminal
 
     result = fit(recipe, out, given.resume, for_terminal())
     return _end(result.summary, out, given.json)
@@ -80,9 +81,9 @@ def _train_rank(given: argparse.Namespace, recipe: Recipe) -> int:
     if recipe.out is None:
         raise InputError("several processes need to know their run folder: write --out DIR")
     out, first, resume = Path(recipe.out), places.rank() == 0, given.resume or places.restarted()
-    if first and not resume and (out / "records.jsonl").exists():
+    if first and not resume and is_begun(out):
         raise InputError(f"{out} holds a run already: write --resume to go on with it, or another --out")
-    from parlay.progress import Silent, for_terminal
+    from parlay.run.progress import Silent, for_terminal
 
     result = fit(recipe, out, resume, for_terminal() if first else Silent())
     worker.leave(worker.Word(EXIT_CODES[result.status], result.status))
@@ -120,12 +121,12 @@ def fit_any(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> dict
 
 
 def fit(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result:
-    from parlay import run
     from parlay.memory import keep_freed_memory
+    from parlay.run import setup
 
     keep_freed_memory()
     try:
-        return run.train(recipe, out, resume, progress)
+        return setup.train(recipe, out, resume, progress)
     except RuntimeError as error:
         # CUDA's has a class of its own, the CPU's only its text
         if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
@@ -155,7 +156,7 @@ def _new_folder(recipe: Recipe) -> Path:
 def _end(summary: dict[str, Any], out: Path, json: bool) -> int:
     """The report, and the result on standard output or the line that tells it."""
     from parlay import report
-    from parlay.records import dumps
+    from parlay.run.records import dumps
 
     if summary["epochs"]:
         report.write([out], out / "report.html", out.name)

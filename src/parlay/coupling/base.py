@@ -133,8 +133,23 @@ class Coupling(ABC):
             return minimiser if self.state_step == 1 else torch.lerp(state, minimiser, self.state_step)
         return torch.lerp(state, minimiser, 2 * b * self.state_rate)
 
+    fresh_inputs: ClassVar[bool] = False
+    """Are inputs augmented in every epoch? States that are kept per sample belong to unchanged inputs."""
+
+    def share(self, ids: Tensor, epoch: int, k: int) -> Tensor | None:
+        """Positions in the batch of the samples that stage k computes in this step; None: all of them."""
+        return self.turn(ids, epoch, k)
+
+    def weight(self, epoch: int, epochs: int) -> float | None:
+        """Of the penalty in this epoch; None for methods that have none."""
+        return self.beta_at(epoch, epochs)
+
+    def work(self, k: int, stages: int) -> float:  # noqa: ARG002
+        """Of a step of stage k, in units of its forward and backward pass."""
+        return 1.0
+
     @property
-    def share(self) -> float:
+    def portion(self) -> float:
         """Of the samples of a step, the part that each stage trains on: all, unless neighbours take turns (`turn`)."""
         return 1.0
 

@@ -42,7 +42,7 @@ class Penalty(Coupling):
             raise InputError(f"unknown order '{self.order}': write {' or '.join(ORDERS)}")
 
     @property
-    def share(self) -> float:
+    def portion(self) -> float:
         return 1.0 if self.order == "joint" else 0.5
 
     def turn(self, ids: Tensor, epoch: int, stage: int) -> Tensor | None:

@@ -56,7 +56,7 @@ class Replay(Late):
         if not 0 <= self.beta < float("inf"):
             raise InputError(f"beta is {self.beta}: write a number of at least 0")
 
-    def weight(self, lag: int) -> float:
+    def pull(self, lag: int) -> float:
         """Of the pull over so many steps.
 
         It answers to what the updates of the delay have done, so it is a feedback: with a common movement v of the
@@ -81,7 +81,7 @@ class Replay(Late):
 class Replaying(LateStation):
     def __init__(self, site: Site, method: Replay) -> None:
         super().__init__(site, method)
-        self.beta = method.weight(self.lag)
+        self.beta = method.pull(self.lag)
         kept = ("inputs", "outputs") if self.beta else ("inputs",)
         self.rings = {name: Ring(self.lag + 1, site.rows) for name in kept} if self.lag else {}
 

@@ -345,6 +345,17 @@ class Streaming(ABC):
     upwards: ClassVar[bool] = False
     """Does a batch enter at the last stage? Then adjoints travel with it and features come as the answers."""
 
+    fresh_inputs: ClassVar[bool] = True
+    """Inputs are augmented in every epoch: no state outlives its batch."""
+
+    def share(self, ids: Tensor, epoch: int, k: int) -> Tensor | None:  # noqa: ARG002
+        """Every stage computes all samples of its batch."""
+        return None
+
+    def weight(self, epoch: int, epochs: int) -> float | None:  # noqa: ARG002
+        """There is no penalty."""
+        return None
+
     @abstractmethod
     def lag(self, k: int, stages: int) -> int:
         """Steps from the forward pass of a batch at stage k until its answer is used there."""

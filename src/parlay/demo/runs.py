@@ -8,8 +8,8 @@ from typing import Any
 
 from parlay import compare
 from parlay.compare import Fit, Planned, Row
-from parlay.progress import Progress
 from parlay.recipe import Recipe
+from parlay.run.progress import Progress
 
 ROWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "serial": ("serial training", {"method": "serial"}),

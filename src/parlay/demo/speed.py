@@ -28,8 +28,8 @@ from parlay.bench.core import (
     interleaved,
 )
 from parlay.bench.gang import cores
-from parlay.progress import Progress, clock
 from parlay.recipe import Recipe
+from parlay.run.progress import Progress, clock
 
 RECIPE = Recipe(dataset="cifar10", model="resnet20", method="al", stages=2, partition="cost", batch_size=64)
 """Of ResNet-20 in the shape of CIFAR-10, whose steps take a tenth of a second: the digits' are too short to be cut.
@@ -74,7 +74,7 @@ def measure(progress: Progress, command: str) -> dict[str, Any]:
     """The times, as `parlay bench --json` has them; `says` is what came out."""
     from parlay import bench
     from parlay.bench import cpu
-    from parlay.records import environment
+    from parlay.run.records import environment
 
     load = os.getloadavg()[0]
     progress.line("Timing on two cores: starting the processes")

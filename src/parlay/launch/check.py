@@ -6,12 +6,13 @@ import sys
 
 import torch
 
-from parlay import board, data, faults, models
+from parlay import data, faults, models
 from parlay.errors import InputError
 from parlay.launch import heartbeat, places
 from parlay.partitioning import Partition, partition
 from parlay.recipe import Recipe
-from parlay.run import make_method
+from parlay.run import board
+from parlay.run.setup import make_method
 
 
 def check(recipe: Recipe) -> Partition:

@@ -14,7 +14,7 @@ from parlay.launch.check import check
 from parlay.launch.supervisor import Ending, Launch, run
 from parlay.partitioning import Partition
 from parlay.recipe import Recipe
-from parlay.records import environment, read, write_json
+from parlay.run.records import environment, read_records, write_json
 
 EMPTY: dict[str, Any] = {
     **dict.fromkeys(("test_accuracy", "test_loss", "train_loss", "auxiliary_bytes")),
@@ -44,7 +44,7 @@ def train(launch: Launch) -> dict[str, Any]:
 
 
 def _of(ending: Ending, out: Path) -> dict[str, Any]:
-    return {"status": ending.status, "message": ending.message, "epochs": len(read(out / "records.jsonl"))}
+    return {"status": ending.status, "message": ending.message, "epochs": len(read_records(out / "records.jsonl"))}
 
 
 def _known(recipe: Recipe, cut: Partition) -> dict[str, Any]:

@@ -21,13 +21,13 @@ from typing import Any, final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from parlay import checkpoint
 from parlay.errors import InputError
 from parlay.interrupt import SIGNALS
 from parlay.launch import blame, heartbeat, places, worker
 from parlay.launch.ranks import Rank
 from parlay.launch.slow import SlowRanks
 from parlay.recipe import Recipe
+from parlay.run import checkpoints
 
 LOOPBACK = "127.0.0.1"
 SHOW_CURSOR = "\x1b[?25h"
@@ -263,7 +263,7 @@ class _Attempt:
         return blame.End(rank.place, rank.pid, rank.process.returncode, at, step, word, rank.last_words(), rank.stuck)
 
     def _saved(self) -> str:
-        found = checkpoint.newest(self.launch.out / "checkpoints", lambda _: None)
+        found = checkpoints.newest(self.launch.out / "checkpoints", lambda _: None)
         return f"the last checkpoint is {found.path}" if found else "there is no checkpoint yet"
 
     def _beats(self) -> dict[places.Place, heartbeat.Beat]:

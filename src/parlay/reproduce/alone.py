@@ -19,9 +19,9 @@ from parlay.data import Split
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine
 from parlay.partitioning import partition
-from parlay.progress import Silent
 from parlay.recipe import Recipe
-from parlay.run import Setup, make_trainer, set_up
+from parlay.run.progress import Silent
+from parlay.run.setup import Setup, make_trainer, set_up
 from parlay.trainer import Trainer, mixed_precision, spread
 
 COPIED = 64 << 20  # bytes, to measure a link

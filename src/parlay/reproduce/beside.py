@@ -17,8 +17,8 @@ from typing import final
 from parlay.compare import OVER, Planned, begun, is_over, status_of
 from parlay.interrupt import Interrupt
 from parlay.launch import worker
-from parlay.progress import Progress
 from parlay.reproduce.queue import Budget
+from parlay.run.progress import Progress
 
 LOOK = 0.5  # seconds between two looks at the processes
 TELL = 60.0  # seconds between two lines about those that go on

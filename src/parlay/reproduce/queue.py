@@ -81,11 +81,11 @@ class Queue:
         return found
 
     def change(self, name: str, **keys: Any) -> None:
-        from parlay.checkpoint import atomic_write
+        from parlay.files import write_whole
 
         self.entries[name] = replace(self.entries[name], **keys)
         tables = [f"[{_key(name)}]\n{_toml(entry)}" for name, entry in self.entries.items()]
-        atomic_write(self.path, "\n".join([*([self.head] if self.head else []), *tables]))
+        write_whole(self.path, "\n".join([*([self.head] if self.head else []), *tables]))
 
     def note(self, one: Planned, said: str | None = None) -> None:
         """What has become of a row; `said`: its process has ended with these words."""
@@ -225,9 +225,9 @@ def _toml(entry: Entry) -> str:
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:
-    from parlay import records
+    from parlay.run import records
 
-    return records.read(folder / "records.jsonl")
+    return records.read_records(folder / "records.jsonl")
 
 
 def _result(folder: Path) -> str:

@@ -16,19 +16,19 @@ from typing import Any
 import torch
 
 from parlay import compare, plan
-from parlay.checkpoint import newest
 from parlay.compare import Fit, Planned
 from parlay.coupling import Streaming
 from parlay.errors import InputError
 from parlay.filters import downsample
-from parlay.progress import Progress
 from parlay.recipe import STREAMING, Recipe, flag
 from parlay.report.load import Run, load
 from parlay.reproduce import beside
 from parlay.reproduce.paper import Line
 from parlay.reproduce.queue import Budget, Queue
 from parlay.reproduce.request import Request, selected
-from parlay.run import Setup, set_up
+from parlay.run.checkpoints import newest
+from parlay.run.progress import Progress
+from parlay.run.setup import Setup, set_up
 from parlay.schedule import Schedule
 from parlay.trainer import spread
 

@@ -28,9 +28,9 @@ from parlay.bench.core import LAYER_PARALLEL, SERIAL, Problem, Row, Say, Timed, 
 from parlay.bench.cuda import Engined
 from parlay.coupling import Streaming
 from parlay.recipe import Recipe
-from parlay.records import environment, write_json
 from parlay.reproduce.alone import Alone, link_speed, samples
-from parlay.run import set_up
+from parlay.run.records import environment, write_json
+from parlay.run.setup import set_up
 from parlay.trainer import spread
 
 ROUNDS = 5

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, final
 
 from parlay import report
-from parlay.checkpoint import atomic_write
+from parlay.files import write_whole
 from parlay.recipe import Recipe
-from parlay.records import write_json
 from parlay.report.load import Run
 from parlay.reproduce import columns, runs
 from parlay.reproduce.columns import QUOTED, Column, Facts
@@ -21,6 +20,7 @@ from parlay.reproduce.figures import Shown, draw, save
 from parlay.reproduce.paper import MISPRINTS
 from parlay.reproduce.request import Request
 from parlay.reproduce.speed import Timing, Timings, speedups
+from parlay.run.records import write_json
 
 OF_SPEED = (
     "Baseline of every speed-up here: serial training of the same network, with the same batch and the same engine.",
@@ -82,8 +82,8 @@ def write(request: Request, status: str, command: str, say: Callable[[str], None
         "environment": found.environment,
     }
     write_json(request.folder / "reproduction.json", told)
-    atomic_write(request.folder / f"{request.name}.csv", as_csv(heads, found.rows))
-    atomic_write(request.folder / f"{request.name}.md", as_markdown(told, heads, found.rows))
+    write_whole(request.folder / f"{request.name}.csv", as_csv(heads, found.rows))
+    write_whole(request.folder / f"{request.name}.md", as_markdown(told, heads, found.rows))
     made = [folder for each in found.folders for folder in each]
     if made:
         page, about = request.folder / "report.html", request.folder / "reproduction.json"

@@ -7,34 +7,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from parlay import data, models
-from parlay.coupling import (
-    DNI,
-    AugmentedLagrangian,
-    AuxNet,
-    Coupling,
-    Delayed,
-    Local,
-    Method,
-    Penalty,
-    Replay,
-    Streaming,
-)
+from parlay.coupling import DNI, AugmentedLagrangian, AuxNet, Coupling, Delayed, Local, Method, Penalty, Replay
 from parlay.data import CropAndFlip, Split, expand, normalise
 from parlay.engines.world import World, started
 from parlay.errors import InputError
 from parlay.models.resnet_vae import Reconstruction, ReconstructionAndKL
 from parlay.partitioning import Partition, partition
-from parlay.progress import Progress
 from parlay.rates import Rate
 from parlay.recipe import Recipe, flag
+from parlay.run.outcome import Result
+from parlay.run.progress import Progress
 from parlay.trainer import Trainer, mixed_precision, spread
-from parlay.training import Result
 
 METHODS: dict[str, type[Method]] = {
     "penalty": Penalty,
@@ -60,12 +49,13 @@ class Setup:
     @property
     def coupling(self) -> Coupling | None:
         """The method, where it keeps states of all samples."""
-        return self.method if isinstance(self.method, Coupling) else None
+        return None if self.method is None or self.method.fresh_inputs else cast(Coupling, self.method)
 
 
 def set_up(recipe: Recipe) -> Setup:
     """The model, built from the seed and then cut, so that every K starts from the same weights."""
-    recipe = _resolve_serial(recipe)
+    if recipe.method == "serial":  # one stage without states; a method with a serial schedule is cut, but never apart
+        recipe = replace(recipe, stages=1, partition="even", schedule="serial")
     facts = _with_samples(recipe, data.facts(recipe.dataset, _synthetic(recipe)))
     device = _device(recipe)
     with torch.random.fork_rng(devices=[]):
@@ -76,9 +66,9 @@ def set_up(recipe: Recipe) -> Setup:
     # channels last and in mixed precision, as stages train: a cut by cost is then one by the costs that they will have
     model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     example = example.to(device).contiguous(memory_format=torch.channels_last)
-    method, work = make_method(recipe), None
-    if isinstance(method, Streaming):  # a stage that replays has a second forward pass, the last one has not
-        work = [method.work(k, recipe.stages) for k in range(recipe.stages)]
+    method = make_method(recipe)
+    # a stage that replays has a second forward pass, the last one has not
+    work = [method.work(k, recipe.stages) for k in range(recipe.stages)] if method else None
     with mixed_precision(recipe.precision, device):
         cut = partition(model, recipe.stages, example, recipe.cuts(), work)
     return Setup(_resolve(recipe, cut, method), facts, cut, method)
@@ -174,11 +164,6 @@ def make_trainer(setup: Setup, out: Path | None, progress: Progress) -> Trainer:
         about={key: getattr(recipe, key) for key in ("method", "model", "dataset", "optimizer")},
         recipe=recipe.toml(),
     )
-
-
-def _resolve_serial(recipe: Recipe) -> Recipe:
-    """Serial training is one stage without states; a method with a serial schedule is cut, but never apart."""
-    return replace(recipe, stages=1, partition="even", schedule="serial") if recipe.method == "serial" else recipe
 
 
 def _resolve(recipe: Recipe, cut: Partition, method: Method | None) -> Recipe:

@@ -1,8 +1,4 @@
-"""TensorBoard, as an extra: what `records.jsonl` says of every epoch, as scalars in `tensorboard/` of the run folder.
-
-In: the records of a run, one at a time. Out: event files, by the leading process alone. The package is asked for only
-where somebody wants them.
-"""
+"""TensorBoard, as an extra: what `records.jsonl` says of every epoch, as scalars in the folder `tensorboard/`."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from parlay.errors import InputError
-from parlay.records import Record
+from parlay.run.records import Record
 
 FOLDER = "tensorboard"
 SCALARS = {
@@ -24,7 +20,7 @@ SCALARS = {
     "beta": "rate/beta",
     "seconds": "time/epoch",
 }
-"""Names of a record, and of what they are drawn as: those before the same slash stand side by side."""
+"""What a key of a record is drawn as: those before the same slash stand side by side."""
 LISTS = {"losses": ("loss of stage/{}", 0), "violation": ("violation/interface {}", 1)}
 """A scalar for each stage or interface, counted from here on."""
 
@@ -38,32 +34,32 @@ def check() -> None:
 
 
 class Board:
-    """The event files of one run, from its epoch `first` on: of an earlier try, what came after that is hidden."""
+    """A callback that writes the event files of one run."""
 
-    def __init__(self, out: Path, first: int) -> None:
-        self.path, self.first = out / FOLDER, first
+    def __init__(self, out: Path) -> None:
+        self._path, self._first = out / FOLDER, 0
         self._writer: Any = None
 
-    def add(self, record: Record) -> None:
+    def begin(self, epoch: int) -> None:
+        """Of an earlier try, what came from this epoch on is hidden."""
+        self._first = epoch
+
+    def epoch(self, record: Record) -> None:
         if self._writer is None:  # at the first epoch's end: importing it takes a second
-            self._writer = import_module("torch.utils.tensorboard").SummaryWriter(
-                str(self.path), purge_step=self.first + 1
-            )
+            writer = import_module("torch.utils.tensorboard").SummaryWriter
+            self._writer = writer(str(self._path), purge_step=self._first + 1)
         for name, value in scalars(record):
             self._writer.add_scalar(name, value, record["epoch"] + 1)
         self._writer.flush()
 
-    def close(self) -> None:
+    def end(self) -> None:
         if self._writer is not None:
             self._writer.close()
 
 
 def scalars(record: Record) -> Iterator[tuple[str, float]]:
     """The numbers of an epoch by name; what it has not, as the violation of a serial one, is left out."""
-    for key, name in SCALARS.items():
-        if record.get(key) is not None:
-            yield name, record[key]
+    found = {name: record.get(key) for key, name in SCALARS.items()}
     for key, (name, first) in LISTS.items():
-        for k, value in enumerate(record.get(key) or [], first):
-            if value is not None:
-                yield name.format(k), value
+        found |= {name.format(k): value for k, value in enumerate(record.get(key) or [], first)}
+    return ((name, value) for name, value in found.items() if value is not None)

@@ -4,45 +4,33 @@ from __future__ import annotations
 
 import sys
 import time
-from abc import ABC, abstractmethod
-from typing import Any, TextIO, final
+from typing import TextIO, final
+
+from parlay.run.records import Record, counted
 
 
-class Progress(ABC):
-    """Told of every step and epoch."""
+class Progress:
+    """Told of every step and epoch. By itself it shows nothing."""
 
-    @abstractmethod
-    def begin(self, steps: int, done: int) -> None: ...
+    def begin(self, steps: int, done: int) -> None:
+        """A run of so many steps begins, or goes on."""
 
-    @abstractmethod
-    def step(self, text: str) -> None: ...
+    def step(self, text: str) -> None:
+        """A step is done."""
 
-    @abstractmethod
-    def epoch(self, record: dict[str, Any], epochs: int) -> None: ...
+    def epoch(self, record: Record, epochs: int) -> None:
+        """An epoch is done."""
 
-    @abstractmethod
-    def line(self, text: str) -> None: ...
+    def line(self, text: str) -> None:
+        """Something to tell."""
 
-    @abstractmethod
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """The run is over, however it ended."""
 
 
 @final
 class Silent(Progress):
-    def begin(self, steps: int, done: int) -> None:
-        """Nothing to show."""
-
-    def step(self, text: str) -> None:
-        """Nothing to show."""
-
-    def epoch(self, record: dict[str, Any], epochs: int) -> None:
-        """Nothing to show."""
-
-    def line(self, text: str) -> None:
-        """Nothing to show."""
-
-    def end(self) -> None:
-        """Nothing to show."""
+    """For runs that nobody watches."""
 
 
 @final
@@ -60,15 +48,12 @@ class Lines(Progress):
     def step(self, text: str) -> None:  # noqa: ARG002
         self.done += 1
 
-    def epoch(self, record: dict[str, Any], epochs: int) -> None:
+    def epoch(self, record: Record, epochs: int) -> None:
         pace = (time.monotonic() - self.began) / max(self.done - self.first, 1)
         self.line(f"{describe(record, epochs)}  {clock(pace * (self.steps - self.done))} left")
 
     def line(self, text: str) -> None:
         print(text, file=self.stream, flush=True)
-
-    def end(self) -> None:
-        """Nothing is held open."""
 
 
 @final
@@ -80,15 +65,9 @@ class Bar(Progress):
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
+        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
         self.console = Console(stderr=True, highlight=False)
-        self.bar = RichProgress(*columns, console=self.console, transient=True)
+        self.bar = RichProgress(TextColumn("{task.description}"), *columns, console=self.console, transient=True)
         self.task = self.bar.add_task("")
 
     def begin(self, steps: int, done: int) -> None:
@@ -98,7 +77,7 @@ class Bar(Progress):
     def step(self, text: str) -> None:
         self.bar.update(self.task, advance=1, description=text)
 
-    def epoch(self, record: dict[str, Any], epochs: int) -> None:
+    def epoch(self, record: Record, epochs: int) -> None:
         self.line(describe(record, epochs))
 
     def line(self, text: str) -> None:
@@ -113,12 +92,7 @@ def for_terminal(stream: TextIO | None = None) -> Progress:
     return Bar() if stream.isatty() else Lines(stream)
 
 
-def counted(epoch: int, epochs: int) -> str:
-    """An epoch as people count: from 1. Records and code count from 0."""
-    return f"epoch {epoch + 1} of {epochs}"
-
-
-def describe(record: dict[str, Any], epochs: int) -> str:
+def describe(record: Record, epochs: int) -> str:
     """An epoch in one line."""
     width = len(counted(epochs - 1, epochs))
     which = f"{counted(record['epoch'], epochs):<{width}}"

@@ -1,0 +1,236 @@
+"""What a run leaves in its folder: a line per epoch, a summary, the environment. Written, and read by one schema.
+
+Whoever reads `records.jsonl` or `summary.json` reads it here: what is not what it was is refused in one line, and
+behind these functions every value has its type. Keys that the schema does not know are left as they are. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from parlay.errors import InputError
+from parlay.files import exists, read_bounded, shown, write_whole
+
+Record = dict[str, Any]
+Kind = Callable[[Any], bool]
+"""Is a value of this kind?"""
+
+RECORDS, SUMMARY = "records.jsonl", "summary.json"
+LIMIT = 128 * 2**20  # bytes of a file: some 300,000 epochs
+LARGEST = 2**63
+MOST_EPOCHS = 10_000_000
+
+
+def whole(value: Any) -> bool:
+    """From 0 on. `True` is an int for Python, but no number here."""
+    return type(value) is int and 0 <= value <= LARGEST
+
+
+def real(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) <= LARGEST)
+
+
+def text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def optional(fits: Kind) -> Kind:
+    return lambda value: value is None or fits(value)
+
+
+def row_of(fits: Kind) -> Kind:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def mapping_of(schema: Mapping[str, Kind]) -> Kind:
+    return lambda value: wrong_key(value, schema) is None
+
+
+number = optional(real)
+"""A value that was not finite is null."""
+numbers = optional(row_of(number))
+
+RECORD_KEYS: dict[str, Kind] = {
+    "epoch": lambda value: whole(value) and value < MOST_EPOCHS,
+    "phase": lambda value: value in ("serial", "parallel"),
+    **dict.fromkeys(("losses", "violation", "violation_at_entry", "stage_cosines"), numbers),
+    **dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "seconds", "refresh_seconds"), number),
+    **dict.fromkeys(("learning_rate", "beta", "cosine"), number),
+    "healthy": optional(flag),
+}
+SUMMARY_KEYS: dict[str, Kind] = {
+    "status": text,
+    **dict.fromkeys(("message", "method", "model", "dataset", "schedule", "optimizer", "engine"), optional(text)),
+    **dict.fromkeys(("stages", "downsample", "epochs", "steps_per_epoch", "seed", "parameters"), optional(whole)),
+    **dict.fromkeys(("test_samples", "auxiliary_bytes", "processes", "staleness"), optional(whole)),
+    **dict.fromkeys(("test_accuracy", "test_loss", "train_loss"), number),
+    "cuts": optional(row_of(whole)),
+    **dict.fromkeys(("violation", "waited_seconds"), numbers),
+    "seconds": optional(mapping_of(dict.fromkeys(("total", "serial_epoch", "parallel_epoch"), number))),
+    "environment": optional(mapping_of({})),
+}
+
+
+def wrong_key(content: Any, schema: Mapping[str, Kind]) -> str | None:
+    """The first key of a JSON object that is not of its kind. A missing one counts as null."""
+    if not isinstance(content, dict):
+        return "JSON object"
+    return next((key for key, fits in schema.items() if not fits(content.get(key))), None)
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a run; none where there is no file.
+
+    A last line that was cut off in mid-write is left out: a run may be writing it at this moment.
+    """
+    lines = (_read(path) or b"").rstrip(b"\n").split(b"\n")
+    rows: list[Record] = []
+    for count, line in enumerate(lines, 1):
+        try:
+            row = loads(line)
+        except ValueError:
+            if count == len(lines):
+                break
+            raise damaged(path, f"line {count} is not JSON") from None
+        if (key := wrong_key(row, RECORD_KEYS)) is not None:
+            raise damaged(path, f"line {count} has no proper {key}")
+        if rows and row["epoch"] <= rows[-1]["epoch"]:
+            raise damaged(path, f"line {count} is of epoch {row['epoch']}, which does not follow the line before")
+        rows.append(row)
+    return rows
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """The summary of a run; None where there is none yet."""
+    content = _read(path)
+    if content is None:
+        return None
+    try:
+        summary: dict[str, Any] = loads(content)
+    except ValueError:
+        raise damaged(path, "not JSON") from None
+    if (key := wrong_key(summary, SUMMARY_KEYS)) is not None:
+        raise damaged(path, f"no proper {key}")
+    return summary
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return read_bounded(path, LIMIT) if exists(path) else None
+    except OSError as error:
+        line = f"cannot read {shown(path)} ({error.strerror}): put it right, or leave this run out"
+        raise InputError(line) from None
+
+
+def loads(raw: bytes) -> Any:
+    """JSON that another program may have written; ValueError for all that is none. Values not finite are None."""
+    try:
+        return json.loads(raw.decode(), parse_float=_finite_float, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _finite_float(digits: str) -> float | None:
+    value = float(digits)
+    return value if math.isfinite(value) else None
+
+
+def damaged(path: Path, what: str) -> InputError:
+    return InputError(f"{shown(path)} is damaged ({what}): leave this run out, or train it again")
+
+
+def is_begun(out: Path) -> bool:
+    """Does this folder hold a run? A path that can be none is refused."""
+    return exists(out / RECORDS)
+
+
+class Records:
+    """`records.jsonl` of a run folder: appended line by line, so that a stopped run keeps what it had."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.path = folder / RECORDS if folder is not None else None
+        self.rows: list[Record] = []
+
+    def append(self, record: Record) -> None:
+        self.rows.append(record)
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(dumps(record) + "\n")
+
+    def begin(self, epoch: int, recipe: str | None) -> list[Record]:
+        """Keep the epochs before `epoch` of an earlier run; drop what that run did after its checkpoint."""
+        if self.path is not None:
+            self.rows = [row for row in read_records(self.path) if row["epoch"] < epoch]
+            write_whole(self.path, "".join(dumps(row) + "\n" for row in self.rows))
+            if recipe is not None:
+                write_whole(self.path.with_name("recipe.toml"), recipe)
+        return self.rows
+
+
+def counted(epoch: int, epochs: int) -> str:
+    """An epoch as people count: from 1. Records and code count from 0."""
+    return f"epoch {epoch + 1} of {epochs}"
+
+
+def summed_up(rows: list[Record], total_seconds: float | None = None) -> dict[str, Any]:
+    """What a summary says that the records say as well."""
+    last = rows[-1] if rows else {}
+
+    def mean(phase: str) -> float | None:
+        """Of an epoch's steps; the pass that sets the states when a parallel phase begins stands in the records."""
+        found = [(r.get("seconds") or 0) - (r.get("refresh_seconds") or 0) for r in rows if r["phase"] == phase]
+        return sum(found) / len(found) if found else None
+
+    return {
+        "epochs": len(rows),
+        **{name: last.get(name) for name in ("test_accuracy", "test_loss", "train_loss")},
+        "seconds": {"total": total_seconds, "serial_epoch": mean("serial"), "parallel_epoch": mean("parallel")},
+        "violation": next((row["violation"] for row in reversed(rows) if row.get("violation")), []),
+    }
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_whole(path, dumps(content, indent=2) + "\n")
+
+
+def dumps(content: Any, indent: int | None = None) -> str:
+    """JSON that every reader takes: values that are not finite become null."""
+    return json.dumps(_finite(content), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def environment(devices: list[str]) -> dict[str, Any]:
+    """Versions and hardware, so that a run proves itself."""
+    import torch
+
+    from parlay import __version__
+
+    return {
+        "parlay": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "devices": devices,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }

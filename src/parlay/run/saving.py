@@ -1,0 +1,193 @@
+"""What a checkpoint of a run holds and when it needs the states; how a run goes on from one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from parlay import faults
+from parlay.engines.base import Engine, Totals, stage_tensors
+from parlay.errors import InputError
+from parlay.launch import heartbeat
+from parlay.run import checkpoints
+from parlay.run.checkpoint import Checkpoint, Entries, size
+from parlay.run.options import RunOptions
+from parlay.run.records import Kind, flag, mapping_of, optional, real, row_of, text, whole, wrong_key
+from parlay.schedule import PARALLEL
+
+Parts = Mapping[str, dict[str, Tensor]]
+
+
+@dataclass
+class Cursor:
+    """Where a run stands: the next step to do, and the sums of the epoch that it stands in."""
+
+    epoch: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    """Of this epoch, so far."""
+    refresh_seconds: float = 0.0
+    violation_at_entry: list[float] | None = None
+    """How far the network had moved from its old states when a parallel phase began; None where none were left."""
+    cosines: list[float] | None = None
+    """Between parallel and true gradients: of the whole network and of every stage. Probed by an adaptive schedule."""
+    totals: Totals = field(default_factory=Totals)
+
+    @classmethod
+    def of(cls, position: Mapping[str, Any]) -> Cursor:
+        """As a checkpoint has it; keys that another version had are left out."""
+        totals = {key.name: position["totals"][key.name] for key in fields(Totals) if key.name in position["totals"]}
+        own = {key.name: position[key.name] for key in fields(cls) if key.name in position}
+        return cls(**{**own, "totals": Totals(**totals)})
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a checkpoint says of its run."""
+
+    cursor: Cursor
+    phases: str
+    total_seconds: float
+
+
+_REALS = row_of(real)
+META: dict[str, Kind] = {
+    "position": mapping_of(
+        {
+            **dict.fromkeys(("epoch", "step"), whole),
+            **dict.fromkeys(("seconds", "refresh_seconds"), real),
+            **dict.fromkeys(("violation_at_entry", "cosines"), optional(_REALS)),
+            "totals": mapping_of({"samples": whole, "loss": _REALS, "violation": _REALS, "counts": _REALS}),
+        }
+    ),
+    "phases": optional(lambda value: text(value) and re.fullmatch("[PS]+", value) is not None),
+    "total_seconds": real,
+    "made_with": lambda value: isinstance(value, dict) and all(text(v) or whole(v) for v in value.values()),
+    "cuts": row_of(whole),
+    "without_states": optional(flag),
+}
+"""The schema of a checkpoint's meta."""
+
+
+class Saver:
+    """Writes the checkpoints of one run, and takes one up."""
+
+    def __init__(self, options: RunOptions, engine: Engine, samples: int) -> None:
+        self.options, self.engine, self.samples = options, engine, samples
+        self.crew = engine.crew
+        self.root = options.out / "checkpoints" if options.out is not None else None
+        self.newest: Path | None = None
+
+    def save(self, cursor: Cursor, step: int, phases: str, total_seconds: float) -> None:
+        """A checkpoint; with the states only where the next step needs them.
+
+        Between two parallel phases they would only say how far the network has moved from them, `violation_at_entry`,
+        and make the checkpoint many times as large. So it is null in the record of a phase that a resume came before.
+        """
+        if self.root is None:
+            return
+        parallel = cursor.epoch < len(phases) and phases[cursor.epoch] == PARALLEL
+        needed = parallel and (cursor.step > 0 or phases[: cursor.epoch].endswith(PARALLEL))
+        with_states = needed and (self.options.checkpoint_states or self.options.method.fresh_inputs)
+        meta = {
+            "position": asdict(cursor),
+            "phases": phases,
+            "total_seconds": total_seconds,
+            "made_with": self._made_with(),
+            "cuts": list(self.options.partition.cuts),
+            "without_states": needed and not with_states,
+        }
+        self.newest = self._written(self.root, step, self.engine.parts(with_states), meta)
+
+    def _written(self, root: Path, step: int, parts: Parts, meta: dict[str, Any]) -> Path:
+        """Each process writes its parts; the leader makes a checkpoint of them when all stand."""
+
+        def write() -> Entries:
+            heartbeat.beat()
+            entries = checkpoints.write_parts(root, step, parts)
+            faults.reach(None, self.engine.here, "save")
+            return entries
+
+        try:
+            self.crew.led(lambda: checkpoints.begin(root, step, size(parts)))
+            entries = {name: entry for part in self.crew.gathered(write) for name, entry in part.items()}
+            return self.crew.led(lambda: checkpoints.finish(root, step, entries, meta))
+        except BaseException:
+            if self.crew.leads:
+                checkpoints.give_up(root)
+            raise
+
+    def _made_with(self) -> dict[str, Any]:
+        """What must be the same for the weights to fit and for the order of the samples to be the same."""
+        options = self.options
+        about = {key: options.about[key] for key in ("model", "dataset", "optimizer") if key in options.about}
+        return {**about, "batch-size": options.batch_size, "seed": options.seed, "training samples": self.samples}
+
+    def resume(self, phases: str, steps: int) -> Resumed | None:
+        """Load the newest checkpoint into the engine; None where there is none. What does not fit is refused first."""
+        root, say = self.root, self.options.progress.line
+        assert root is not None
+        with heartbeat.blocked():  # a large one takes its time to be verified
+            found = self.crew.led(lambda: checkpoints.newest(root, say, _wrong_meta))
+        if found is None:
+            say(f"no checkpoint in {self.options.out}: training starts at the beginning")
+            return None
+        parts, meta = found.content(), found.meta
+        self._check_resumable(found, stage_tensors(parts), len(phases), steps)
+        cursor = Cursor.of(meta["position"])
+        if self.options.schedule.kind == "adaptive" and meta.get("phases"):  # as decided then
+            phases = (meta["phases"][: cursor.epoch + 1] + PARALLEL * len(phases))[: len(phases)]
+        self.newest = found.path
+        moved = meta["cuts"] != list(self.options.partition.cuts)
+        self.engine.load(_without_states(parts) if moved else parts)
+        if moved:
+            say(f"the checkpoint was cut at {meta['cuts']}: the states are set anew")
+            cursor.totals, cursor.violation_at_entry = Totals(), None  # of other stages
+        elif any(name.startswith("interface-") for name in found.parts) and not self.engine.filled:
+            say("the checkpoint's states are of another filter, type or method: they are set anew")
+        elif meta.get("without_states") and phases[cursor.epoch :].startswith(PARALLEL):
+            say("the checkpoint was made without states: they are set anew")
+        return Resumed(cursor, phases, meta["total_seconds"])
+
+    def _check_resumable(self, found: Checkpoint, kept: dict[str, Tensor], epochs: int, steps: int) -> None:
+        then, now = found.meta["made_with"], self._made_with()
+        for name in then:
+            if name in now and then[name] != now[name]:
+                write = "the data set of that run" if " " in name else f"--{name} {then[name]}"
+                raise InputError(f"the checkpoint was made with {name} {then[name]}, not {now[name]}: write {write}")
+        shapes = {key: value.shape for key, value in kept.items()}
+        for name, value in self.engine.model.state_dict().items():
+            if shapes.get(f"weights/{name}") != value.shape:
+                raise InputError(f"{found.path} is of another network ({name} differs): give the model of that run")
+        epoch, step = found.meta["position"]["epoch"], found.meta["position"]["step"]
+        done = epoch + (step > 0)
+        if done > epochs:
+            raise InputError(f"the checkpoint is in epoch {done}, past {epochs}: write --epochs {done} or more")
+        if step >= steps:
+            raise InputError(f"{found.path} is at step {step} of an epoch of {steps}: write the data set of that run")
+
+
+def _wrong_meta(meta: dict[str, Any]) -> str | None:
+    """The first key of a checkpoint's meta that is not what a run writes there."""
+    if (key := wrong_key(meta, META)) is not None:
+        return key
+    totals, stages = meta["position"]["totals"], len(meta["cuts"]) + 1
+    fit = {"loss": (0, 1, stages), "violation": (0, stages - 1), "counts": (0, stages)}
+    return next((name for name, lengths in fit.items() if len(totals[name]) not in lengths), None)
+
+
+def _without_states(parts: Parts) -> Parts:
+    """What is left of a checkpoint at other cuts, where states may have the same shapes and be those of other places.
+
+    Of a streamed method the networks beside the stages are left, and how far its batches had come.
+    """
+    left = {name: parts[name] for name in parts if not name.startswith("interface-")}
+    for name in left:
+        if name.startswith("station-"):
+            left[name] = {key: value for key, value in left[name].items() if key.startswith(("beside/", "way/"))}
+    return left
