@@ -51,7 +51,7 @@ def kept(out: Path) -> dict[str, Tensor]:
     """Weights, batch statistics and optimiser state of the newest checkpoint, by their global names."""
     found = checkpoints.newest(out / "checkpoints", pytest.fail)
     assert found is not None
-    return {key: value for part in found.parts for key, value in found.part(part).items() if part.startswith("stage-")}
+    return {key: value for part in found if part.startswith("stage-") for key, value in found[part].items()}
 
 
 def flip_a_byte(path: Path) -> None:

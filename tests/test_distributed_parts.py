@@ -1,6 +1,4 @@
-"""The parts of the distributed engine that need no second process: shares, micro-batches, saves by several."""
-
-from pathlib import Path
+"""The parts of the distributed engine that need no second process: shares and micro-batches."""
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ from parlay.data import batches
 from parlay.engines.crew import Alone
 from parlay.engines.pipelined import from_memory, in_memory
 from parlay.engines.shares import Shares, divided, owned
-from parlay.run import checkpoints
 
 METHODS = [AugmentedLagrangian(), Penalty(), Penalty(order="joint")]
 methods = pytest.mark.parametrize("method", METHODS, ids=lambda m: getattr(m, "order", type(m).__name__))
@@ -96,57 +93,3 @@ def test_a_process_alone_leads() -> None:
     assert Alone().leads
     assert Alone().led(lambda: 3) == 3
     assert Alone().gathered(lambda: 3) == [3]
-
-
-# A save by several
-
-
-def part(value: float) -> dict[str, torch.Tensor]:
-    return {"weights/w": torch.full((3,), value)}
-
-
-def test_parts_written_by_several_are_a_checkpoint_once_all_stand(tmp_path: Path) -> None:
-    checkpoints.save(tmp_path, 1, {"stage-0": part(0.0), "stage-1": part(1.0)}, {"cuts": [2]})
-    checkpoints.begin(tmp_path, 2)
-    entries = checkpoints.write_parts(tmp_path, 2, {"stage-1": part(3.0)})
-    entries |= checkpoints.write_parts(tmp_path, 2, {"stage-0": part(2.0)})
-    found = checkpoints.newest(tmp_path, pytest.fail)
-    assert found is not None
-    assert found.step == 1
-    checkpoints.finish(tmp_path, 2, entries, {"cuts": [3]})
-    found = checkpoints.newest(tmp_path, pytest.fail)
-    assert found is not None
-    assert (found.step, found.meta, sorted(found.parts)) == (2, {"cuts": [3]}, ["stage-0", "stage-1"])
-    assert {name: values["weights/w"][0].item() for name, values in found.content().items()} == {
-        "stage-0": 2.0,
-        "stage-1": 3.0,
-    }
-
-
-def test_a_save_of_which_one_writer_died_is_not_there_and_the_next_one_works(tmp_path: Path) -> None:
-    checkpoints.begin(tmp_path, 1)
-    checkpoints.write_parts(tmp_path, 1, {"stage-0": part(0.0)})
-    assert checkpoints.newest(tmp_path, pytest.fail) is None
-    checkpoints.save(tmp_path, 1, {"stage-0": part(4.0)}, {})
-    found = checkpoints.newest(tmp_path, pytest.fail)
-    assert found is not None
-    assert found.part("stage-0")["weights/w"][0] == 4.0
-
-
-def test_a_save_that_was_given_up_leaves_nothing(tmp_path: Path) -> None:
-    checkpoints.begin(tmp_path, 1)
-    checkpoints.write_parts(tmp_path, 1, {"stage-0": part(0.0)})
-    checkpoints.give_up(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    checkpoints.give_up(tmp_path / "never made")
-
-
-def test_only_the_parts_that_are_asked_for_are_read(tmp_path: Path) -> None:
-    path = checkpoints.save(tmp_path, 1, {"stage-0": part(0.0), "interface-1": part(1.0)}, {})
-    found = checkpoints.newest(tmp_path, pytest.fail)
-    assert found is not None
-    (path / "interface-1.safetensors").unlink()
-    content = found.content()
-    assert list(content) == ["stage-0", "interface-1"]
-    assert content["stage-0"]["weights/w"].shape == (3,)
-    assert content.get("interface-2") is None

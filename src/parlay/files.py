@@ -84,13 +84,16 @@ def read_bounded(path: Path, limit: int) -> bytes:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError:
         raise OSError(errno.EINVAL, "its name holds a NUL character", str(path)) from None
-    with open(number, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        content = file.read(limit + 1) if os.fstat(number).st_size <= limit else b""
-        if len(content) > limit or os.fstat(number).st_size > limit:
-            raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
-        return content
+        with open(number, "rb", closefd=False) as file:
+            content = file.read(limit + 1)
+    finally:
+        os.close(number)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
+    return content
 
 
 def exists(path: Path) -> bool:

@@ -172,7 +172,7 @@ IMAGES = "train-images-idx3-ubyte"
         (IMAGES, b"\0\0\x0d\3" + idx(images(6, 28, 28))[4:], "not an IDX file"),
         (IMAGES, idx(images(6, 20, 20)), "20 x 20, not 28 x 28"),
         (IMAGES, idx(images(0, 28, 28)), "no samples"),
-        (IMAGES, struct.pack(">HBB3I", 0, 8, 3, *[2**32 - 1] * 3) + b"x", "cut short"),
+        (IMAGES, struct.pack(">HBB3I", 0, 8, 3, *[2**32 - 1] * 3) + b"x", "more than 268,435,456"),
         (IMAGES, idx(images(5, 28, 28)), "5 images, but 6 labels"),
         (LABELS, idx(np.array([0, 1, 2, 3, 4, 10])), "label 10 is out of range 0..9"),
         (LABELS, idx(images(6, 28, 28)), "not an IDX file of bytes in 1 dimensions"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parlay.data.embedded import Synthetic, digits
+from parlay.data.idx import LARGEST
 from parlay.data.layouts import Found, find, first_missing
 from parlay.data.split import Split, as_split
 from parlay.errors import InputError
@@ -93,6 +94,9 @@ def _read(name: str, known: Facts, data_dir: Path) -> tuple[Split, Split]:
     again = f"`parlay data fetch {name} --data-dir {data_dir}`"
     found = _found(name, data_dir, again)
     try:
+        for path in (*found.train, *found.test):
+            if (size := path.stat().st_size) > LARGEST:
+                raise InputError(f"{path}: has {size:,} bytes, more than {LARGEST:,}")
         train, test = (Split(*found.read(files, known.shape, known.classes)) for files in (found.train, found.test))
     except OSError as error:
         raise InputError(f"{error.filename or found.folder}: cannot be read ({error.strerror or error})") from None

@@ -25,7 +25,7 @@ from torch import Tensor
 from parlay.errors import InputError
 from parlay.files import read_bounded, sync, sync_folder
 from parlay.launch import heartbeat
-from parlay.run.records import mapping_of, text, whole, wrong_key
+from parlay.run.records import mapping_of, of, whole, wrong_key
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -59,39 +59,24 @@ class Damage(Exception):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint that was found whole."""
+class Checkpoint(Mapping[str, dict[str, Tensor]]):
+    """One that was found whole: its parts by name, each read when it is asked for, with tensors on the CPU."""
 
     step: int
     meta: dict[str, Any]
     path: Path
     parts: tuple[str, ...]
 
-    def part(self, name: str) -> dict[str, Tensor]:
-        """The tensors of one part, on the CPU."""
+    def __getitem__(self, name: str) -> dict[str, Tensor]:
         if name not in self.parts:
-            raise InputError(f"the checkpoint {self.path} has no part {name!r}: write one of {', '.join(self.parts)}")
+            raise KeyError(name)
         return load_file(part_file(self.path, name))
 
-    def content(self) -> Mapping[str, dict[str, Tensor]]:
-        """All parts by name, each read when it is asked for: a process takes what it needs."""
-        return _Content(self)
-
-
-class _Content(Mapping[str, dict[str, Tensor]]):
-    def __init__(self, found: Checkpoint) -> None:
-        self._found = found
-
-    def __getitem__(self, name: str) -> dict[str, Tensor]:
-        if name not in self._found.parts:
-            raise KeyError(name)
-        return self._found.part(name)
-
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found.parts)
+        return iter(self.parts)
 
     def __len__(self) -> int:
-        return len(self._found.parts)
+        return len(self.parts)
 
 
 def part_file(folder: Path, name: str) -> Path:
@@ -103,17 +88,18 @@ def size(parts: Mapping[str, Tensors]) -> int:
     return sum(tensor.numel() * tensor.element_size() for part in parts.values() for tensor in part.values())
 
 
-def check_parts(parts: Mapping[str, Tensors]) -> None:
-    for name, tensors in parts.items():
-        if not PART_NAME.fullmatch(name):
-            raise InputError(f"no checkpoint part {name!r}: write letters, digits, '-', '_' and '.'")
-        for key, tensor in tensors.items():
-            if tensor.dtype not in NAMES:
-                raise InputError(f"{key} of part {name} is {tensor.dtype}, which a checkpoint cannot hold: convert it")
+def write_part(folder: Path, name: str, tensors: Tensors) -> dict[str, Any]:
+    """A part of a checkpoint; its entry in the manifest."""
+    if not PART_NAME.fullmatch(name):
+        raise InputError(f"no checkpoint part {name!r}: write letters, digits, '-', '_' and '.'")
+    for key, tensor in tensors.items():
+        if tensor.dtype not in NAMES:
+            raise InputError(f"{key} of part {name} is {tensor.dtype}, which a checkpoint cannot hold: convert it")
+    return write_file(part_file(folder, name), packed(tensors))
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write a file, hash it in the same pass, put it on the disk; its entry in a manifest."""
+    """Write a file, hash it in the same pass, and put it on the disk."""
     digest, count = hashlib.sha256(), 0
     with path.open("wb") as file:
         for chunk in chunks:
@@ -162,20 +148,18 @@ def _chunks(tensor: Tensor) -> Iterator[memoryview]:
 
 def verified(path: Path, check: Check) -> Checkpoint:
     """The checkpoint in this folder, or Damage."""
-    manifest = _manifest(path)
-    if (wrong := check(manifest["meta"])) is not None:
-        raise Damage(f"{MANIFEST} has no proper {wrong}")
+    manifest = _manifest(path, check)
     for name, entry in manifest["parts"].items():
         _check_part(part_file(path, name), entry["bytes"], entry["sha256"])
     return Checkpoint(manifest["step"], manifest["meta"], path, tuple(manifest["parts"]))
 
 
 def _are_entries(value: Any) -> bool:
-    entry = mapping_of({"bytes": whole, "sha256": text})
+    entry = mapping_of({"bytes": whole, "sha256": of(str)})
     return isinstance(value, dict) and all(PART_NAME.fullmatch(name) and entry(value[name]) for name in value)
 
 
-def _manifest(path: Path) -> dict[str, Any]:
+def _manifest(path: Path, check: Check) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(read_bounded(path / MANIFEST, MANIFEST_LIMIT))
         digest = manifest.pop("sha256")
@@ -189,8 +173,8 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise Damage(f"{MANIFEST} does not have the SHA-256 it was written with")
     if manifest.get("format") != FORMAT:
         raise Damage(f"{MANIFEST} has format {manifest.get('format')}, this version reads {FORMAT}")
-    wrong = wrong_key(manifest, {"step": whole, "parts": _are_entries, "meta": mapping_of({})})
-    if wrong is not None:
+    schema = {"step": whole, "parts": _are_entries, "meta": of(dict)}
+    if (wrong := wrong_key(manifest, schema) or check(manifest["meta"])) is not None:
         raise Damage(f"{MANIFEST} has no proper {wrong}")
     return manifest
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from parlay import faults
+from parlay.engines.crew import Alone, Crew
 from parlay.errors import InputError
 from parlay.files import naming_a_full_disk, sync_folder
 from parlay.run.checkpoint import (
@@ -23,78 +25,62 @@ from parlay.run.checkpoint import (
     Damage,
     Entries,
     Tensors,
-    check_parts,
-    packed,
-    part_file,
     size,
     verified,
-    write_file,
     write_manifest,
+    write_part,
 )
 
 NEW, OLD, GONE = ".new-", ".old-", ".gone-"
 STEP_NAME = re.compile(r"[0-9]{10,18}")
 
 
-def save(root: Path, step: int, parts: Mapping[str, Tensors], meta: Mapping[str, Any], keep: int = 2) -> Path:
+def save(
+    root: Path,
+    step: int,
+    parts: Mapping[str, Tensors],
+    meta: Mapping[str, Any],
+    keep: int = 2,
+    crew: Crew = Alone(),  # noqa: B008 (it holds nothing)
+    stages: Collection[int] = (),
+) -> Path:
     """Write a checkpoint and return its folder; a kill or an error at any point leaves the ones before as they were.
 
-    `meta` is anything JSON can say (tuples come back as lists, keys as strings). Afterwards the newest `keep` up to
-    `step` remain. Those of later steps go too: the run went back behind them, because they were damaged or because it
-    started anew, and a resumed run would take them for its own.
-    """
-    check_parts(parts)
-    try:
-        begin(root, step, size(parts))
-        return finish(root, step, write_parts(root, step, parts), meta, keep)
-    except BaseException:
-        give_up(root)
-        raise
-
-
-def begin(root: Path, step: int, needed: int = 0) -> None:
-    """The first of three steps of a save, by one process; then each writes its parts, then the first finishes it.
-
-    `needed` bytes are what the message about a full disk says.
+    Each process of the crew, with these stages, writes its own parts; when all stand the leader makes a checkpoint of
+    them. `meta` is anything JSON can say. Afterwards the newest `keep` up to `step` remain. Those of later steps go
+    too: the run went back behind them, and a resumed one would take them for its own.
     """
     if not 0 <= step < 10**18:
         raise InputError(f"no checkpoint of step {step}: write a step from 0 on")
-    with naming_a_full_disk(root / _name(step), needed):
-        root.mkdir(parents=True, exist_ok=True)
-        _tidy(root)
-        _new(root, step).mkdir()
+    path, new, needed = root / f"{step:010d}", root / f"{NEW}{step:010d}", size(parts)
 
+    def begin() -> None:
+        with naming_a_full_disk(path, needed):
+            root.mkdir(parents=True, exist_ok=True)
+            _tidy(root)
+            new.mkdir()
 
-def write_parts(root: Path, step: int, parts: Mapping[str, Tensors]) -> Entries:
-    """The second: parts, by as many processes as there are. What it gives goes into the manifest."""
-    check_parts(parts)
-    with naming_a_full_disk(root / _name(step), size(parts)):
-        return {name: write_file(part_file(_new(root, step), name), packed(part)) for name, part in parts.items()}
+    def write() -> Entries:
+        with naming_a_full_disk(path, needed):
+            entries = {name: write_part(new, name, part) for name, part in parts.items()}
+        faults.reach(None, stages, "save")
+        return entries
 
+    def finish() -> None:
+        with naming_a_full_disk(path, needed):
+            write_manifest(new, step, entries, meta)
+            _put_in_place(new, path)
+        _prune(root, step, keep)
 
-def finish(root: Path, step: int, entries: Entries, meta: Mapping[str, Any], keep: int = 2) -> Path:
-    """The third: the manifest of all parts makes them a checkpoint, which is put in its place."""
-    path, new, old = root / _name(step), _new(root, step), root / f"{OLD}{_name(step)}"
-    with naming_a_full_disk(path, sum(entry["bytes"] for entry in entries.values())):
-        write_manifest(new, step, entries, meta)
-        # A folder cannot be replaced in one call. Between these two `.old-` stands in for it, see _candidates.
-        if path.exists():
-            os.rename(path, old)
-        os.rename(new, path)
-        sync_folder(root)
-    if old.exists():
-        _discard(old)
-    saved = sorted(filter(_is_checkpoint, root.iterdir()), key=_step)
-    up_to_now = [other for other in saved if _step(other) <= step]
-    for other in set(saved) - set(up_to_now[-keep:]):
-        _discard(other)
+    try:
+        crew.led(begin)
+        entries = {name: entry for own in crew.gathered(write) for name, entry in own.items()}
+        crew.led(finish)
+    except BaseException:
+        if crew.leads and root.is_dir():
+            _tidy(root)
+        raise
     return path
-
-
-def give_up(root: Path) -> None:
-    """Clear away what a save that failed has left."""
-    if root.is_dir():
-        _tidy(root)
 
 
 def newest(root: Path, warn: Callable[[str], None], check: Check = lambda _: None) -> Checkpoint | None:
@@ -116,12 +102,22 @@ def newest(root: Path, warn: Callable[[str], None], check: Check = lambda _: Non
     return found
 
 
-def _name(step: int) -> str:
-    return f"{step:010d}"
+def _put_in_place(new: Path, path: Path) -> None:
+    # A folder cannot be replaced in one call. Between these two `.old-` stands in for it, see _candidates.
+    old = path.with_name(f"{OLD}{path.name}")
+    if path.exists():
+        os.rename(path, old)
+    os.rename(new, path)
+    sync_folder(path.parent)
+    if old.exists():
+        _discard(old)
 
 
-def _new(root: Path, step: int) -> Path:
-    return root / f"{NEW}{_name(step)}"
+def _prune(root: Path, step: int, keep: int) -> None:
+    saved = sorted(filter(_is_checkpoint, root.iterdir()), key=_step)
+    up_to_now = [path for path in saved if _step(path) <= step]
+    for path in set(saved) - set(up_to_now[-keep:]):
+        _discard(path)
 
 
 def _tidy(root: Path) -> None:

@@ -36,12 +36,8 @@ def real(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) <= LARGEST)
 
 
-def text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def flag(value: Any) -> bool:
-    return isinstance(value, bool)
+def of(kind: type) -> Kind:
+    return lambda value: type(value) is kind
 
 
 def optional(fits: Kind) -> Kind:
@@ -66,18 +62,18 @@ RECORD_KEYS: dict[str, Kind] = {
     **dict.fromkeys(("losses", "violation", "violation_at_entry", "stage_cosines"), numbers),
     **dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "seconds", "refresh_seconds"), number),
     **dict.fromkeys(("learning_rate", "beta", "cosine"), number),
-    "healthy": optional(flag),
+    "healthy": optional(of(bool)),
 }
 SUMMARY_KEYS: dict[str, Kind] = {
-    "status": text,
-    **dict.fromkeys(("message", "method", "model", "dataset", "schedule", "optimizer", "engine"), optional(text)),
+    "status": of(str),
+    **dict.fromkeys(("message", "method", "model", "dataset", "schedule", "optimizer", "engine"), optional(of(str))),
     **dict.fromkeys(("stages", "downsample", "epochs", "steps_per_epoch", "seed", "parameters"), optional(whole)),
     **dict.fromkeys(("test_samples", "auxiliary_bytes", "processes", "staleness"), optional(whole)),
     **dict.fromkeys(("test_accuracy", "test_loss", "train_loss"), number),
     "cuts": optional(row_of(whole)),
     **dict.fromkeys(("violation", "waited_seconds"), numbers),
     "seconds": optional(mapping_of(dict.fromkeys(("total", "serial_epoch", "parallel_epoch"), number))),
-    "environment": optional(mapping_of({})),
+    "environment": optional(of(dict)),
 }
 
 
@@ -93,17 +89,16 @@ def read_records(path: Path) -> list[Record]:
 
     A last line that was cut off in mid-write is left out: a run may be writing it at this moment.
     """
-    lines = (_read(path) or b"").rstrip(b"\n").split(b"\n")
+    raw = _read(path) or b""
     rows: list[Record] = []
+    lines = raw.splitlines()
     for count, line in enumerate(lines, 1):
         try:
-            row = loads(line)
-        except ValueError:
-            if count == len(lines):
+            row = _checked(path, line, RECORD_KEYS, f"line {count}")
+        except InputError:
+            if count == len(lines) and not raw.endswith(b"\n"):
                 break
-            raise damaged(path, f"line {count} is not JSON") from None
-        if (key := wrong_key(row, RECORD_KEYS)) is not None:
-            raise damaged(path, f"line {count} has no proper {key}")
+            raise
         if rows and row["epoch"] <= rows[-1]["epoch"]:
             raise damaged(path, f"line {count} is of epoch {row['epoch']}, which does not follow the line before")
         rows.append(row)
@@ -112,16 +107,8 @@ def read_records(path: Path) -> list[Record]:
 
 def read_summary(path: Path) -> dict[str, Any] | None:
     """The summary of a run; None where there is none yet."""
-    content = _read(path)
-    if content is None:
-        return None
-    try:
-        summary: dict[str, Any] = loads(content)
-    except ValueError:
-        raise damaged(path, "not JSON") from None
-    if (key := wrong_key(summary, SUMMARY_KEYS)) is not None:
-        raise damaged(path, f"no proper {key}")
-    return summary
+    raw = _read(path)
+    return None if raw is None else _checked(path, raw, SUMMARY_KEYS, "it")
 
 
 def _read(path: Path) -> bytes | None:
@@ -132,12 +119,15 @@ def _read(path: Path) -> bytes | None:
         raise InputError(line) from None
 
 
-def loads(raw: bytes) -> Any:
-    """JSON that another program may have written; ValueError for all that is none. Values not finite are None."""
+def _checked(path: Path, raw: bytes, schema: Mapping[str, Kind], what: str) -> dict[str, Any]:
+    """A JSON object of this schema. Numbers that are not finite are null, as `dumps` writes them."""
     try:
-        return json.loads(raw.decode(), parse_float=_finite_float, parse_constant=lambda _: None)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
+        content: dict[str, Any] = json.loads(raw.decode(), parse_float=_finite_float, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        raise damaged(path, f"{what} is not JSON") from None
+    if (key := wrong_key(content, schema)) is not None:
+        raise damaged(path, f"{what} has no proper {key}")
+    return content
 
 
 def _finite_float(digits: str) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -10,14 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from parlay import faults
 from parlay.engines.base import Engine, Totals, stage_tensors
 from parlay.errors import InputError
 from parlay.launch import heartbeat
 from parlay.run import checkpoints
-from parlay.run.checkpoint import Checkpoint, Entries, size
+from parlay.run.checkpoint import Checkpoint
 from parlay.run.options import RunOptions
-from parlay.run.records import Kind, flag, mapping_of, optional, real, row_of, text, whole, wrong_key
+from parlay.run.records import Kind, mapping_of, of, optional, real, row_of, whole, wrong_key
 from parlay.schedule import PARALLEL
 
 Parts = Mapping[str, dict[str, Tensor]]
@@ -65,11 +63,11 @@ META: dict[str, Kind] = {
             "totals": mapping_of({"samples": whole, "loss": _REALS, "violation": _REALS, "counts": _REALS}),
         }
     ),
-    "phases": optional(lambda value: text(value) and re.fullmatch("[PS]+", value) is not None),
+    "phases": optional(lambda value: type(value) is str and set(value) <= {"P", "S"}),
     "total_seconds": real,
-    "made_with": lambda value: isinstance(value, dict) and all(text(v) or whole(v) for v in value.values()),
+    "made_with": lambda value: isinstance(value, dict) and all(type(v) is str or whole(v) for v in value.values()),
     "cuts": row_of(whole),
-    "without_states": optional(flag),
+    "without_states": optional(of(bool)),
 }
 """The schema of a checkpoint's meta."""
 
@@ -102,25 +100,8 @@ class Saver:
             "cuts": list(self.options.partition.cuts),
             "without_states": needed and not with_states,
         }
-        self.newest = self._written(self.root, step, self.engine.parts(with_states), meta)
-
-    def _written(self, root: Path, step: int, parts: Parts, meta: dict[str, Any]) -> Path:
-        """Each process writes its parts; the leader makes a checkpoint of them when all stand."""
-
-        def write() -> Entries:
-            heartbeat.beat()
-            entries = checkpoints.write_parts(root, step, parts)
-            faults.reach(None, self.engine.here, "save")
-            return entries
-
-        try:
-            self.crew.led(lambda: checkpoints.begin(root, step, size(parts)))
-            entries = {name: entry for part in self.crew.gathered(write) for name, entry in part.items()}
-            return self.crew.led(lambda: checkpoints.finish(root, step, entries, meta))
-        except BaseException:
-            if self.crew.leads:
-                checkpoints.give_up(root)
-            raise
+        parts = self.engine.parts(with_states)
+        self.newest = checkpoints.save(self.root, step, parts, meta, crew=self.crew, stages=self.engine.here)
 
     def _made_with(self) -> dict[str, Any]:
         """What must be the same for the weights to fit and for the order of the samples to be the same."""
@@ -137,18 +118,18 @@ class Saver:
         if found is None:
             say(f"no checkpoint in {self.options.out}: training starts at the beginning")
             return None
-        parts, meta = found.content(), found.meta
-        self._check_resumable(found, stage_tensors(parts), len(phases), steps)
+        meta = found.meta
+        self._check_resumable(found, stage_tensors(found), len(phases), steps)
         cursor = Cursor.of(meta["position"])
         if self.options.schedule.kind == "adaptive" and meta.get("phases"):  # as decided then
             phases = (meta["phases"][: cursor.epoch + 1] + PARALLEL * len(phases))[: len(phases)]
         self.newest = found.path
         moved = meta["cuts"] != list(self.options.partition.cuts)
-        self.engine.load(_without_states(parts) if moved else parts)
+        self.engine.load(_without_states(found) if moved else found)
         if moved:
             say(f"the checkpoint was cut at {meta['cuts']}: the states are set anew")
             cursor.totals, cursor.violation_at_entry = Totals(), None  # of other stages
-        elif any(name.startswith("interface-") for name in found.parts) and not self.engine.filled:
+        elif any(name.startswith("interface-") for name in found) and not self.engine.filled:
             say("the checkpoint's states are of another filter, type or method: they are set anew")
         elif meta.get("without_states") and phases[cursor.epoch :].startswith(PARALLEL):
             say("the checkpoint was made without states: they are set anew")
