@@ -76,8 +76,8 @@ class Run:
     def _resume(self) -> None:
         resumed = self.saver.resume(self.phases, self.steps)
         if resumed is not None:
-            self.cursor, self.phases = resumed.cursor, resumed.phases
-            self.began -= resumed.total_seconds
+            self.cursor, self.phases, before = resumed
+            self.began -= before
 
     def _refuse_a_second_run(self) -> None:
         if self.options.out is not None and is_begun(self.options.out):

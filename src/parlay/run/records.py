@@ -23,33 +23,38 @@ Kind = Callable[[Any], bool]
 
 RECORDS, SUMMARY = "records.jsonl", "summary.json"
 LIMIT = 128 * 2**20  # bytes of a file: some 300,000 epochs
-LARGEST = 2**63
 MOST_EPOCHS = 10_000_000
 
 
 def whole(value: Any) -> bool:
-    """From 0 on. `True` is an int for Python, but no number here."""
-    return type(value) is int and 0 <= value <= LARGEST
+    return type(value) is int and 0 <= value <= 2**63
 
 
 def real(value: Any) -> bool:
-    return type(value) is float or (type(value) is int and abs(value) <= LARGEST)
+    return type(value) is float or (type(value) is int and abs(value) <= 2**63)
 
 
 def of(kind: type) -> Kind:
     return lambda value: type(value) is kind
 
 
-def optional(fits: Kind) -> Kind:
-    return lambda value: value is None or fits(value)
-
-
 def row_of(fits: Kind) -> Kind:
-    return lambda value: isinstance(value, list) and all(map(fits, value))
+    return lambda value: type(value) is list and all(map(fits, value))
 
 
 def mapping_of(schema: Mapping[str, Kind]) -> Kind:
     return lambda value: wrong_key(value, schema) is None
+
+
+def optional(fits: Kind) -> Kind:
+    return lambda value: value is None or fits(value)
+
+
+def wrong_key(content: Any, schema: Mapping[str, Kind]) -> str | None:
+    """The first key of a JSON object that is not of its kind. A missing one counts as null."""
+    if not isinstance(content, dict):
+        return "JSON object"
+    return next((key for key, fits in schema.items() if not fits(content.get(key))), None)
 
 
 number = optional(real)
@@ -77,13 +82,6 @@ SUMMARY_KEYS: dict[str, Kind] = {
 }
 
 
-def wrong_key(content: Any, schema: Mapping[str, Kind]) -> str | None:
-    """The first key of a JSON object that is not of its kind. A missing one counts as null."""
-    if not isinstance(content, dict):
-        return "JSON object"
-    return next((key for key, fits in schema.items() if not fits(content.get(key))), None)
-
-
 def read_records(path: Path) -> list[Record]:
     """The records of a run; none where there is no file.
 
@@ -100,7 +98,7 @@ def read_records(path: Path) -> list[Record]:
                 break
             raise
         if rows and row["epoch"] <= rows[-1]["epoch"]:
-            raise damaged(path, f"line {count} is of epoch {row['epoch']}, which does not follow the line before")
+            raise _damaged(path, f"line {count} is of epoch {row['epoch']}, which does not follow the line before")
         rows.append(row)
     return rows
 
@@ -120,22 +118,21 @@ def _read(path: Path) -> bytes | None:
 
 
 def _checked(path: Path, raw: bytes, schema: Mapping[str, Kind], what: str) -> dict[str, Any]:
-    """A JSON object of this schema. Numbers that are not finite are null, as `dumps` writes them."""
     try:
         content: dict[str, Any] = json.loads(raw.decode(), parse_float=_finite_float, parse_constant=lambda _: None)
+        wrong = wrong_key(content, schema)
     except (ValueError, RecursionError):
-        raise damaged(path, f"{what} is not JSON") from None
-    if (key := wrong_key(content, schema)) is not None:
-        raise damaged(path, f"{what} has no proper {key}")
+        raise _damaged(path, f"{what} is not JSON") from None
+    if wrong is not None:
+        raise _damaged(path, f"{what} has no proper {wrong}")
     return content
 
 
 def _finite_float(digits: str) -> float | None:
-    value = float(digits)
-    return value if math.isfinite(value) else None
+    return value if math.isfinite(value := float(digits)) else None
 
 
-def damaged(path: Path, what: str) -> InputError:
+def _damaged(path: Path, what: str) -> InputError:
     return InputError(f"{shown(path)} is damaged ({what}): leave this run out, or train it again")
 
 

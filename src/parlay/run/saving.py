@@ -38,29 +38,23 @@ class Cursor:
 
     @classmethod
     def of(cls, position: Mapping[str, Any]) -> Cursor:
-        """As a checkpoint has it; keys that another version had are left out."""
-        totals = {key.name: position["totals"][key.name] for key in fields(Totals) if key.name in position["totals"]}
-        own = {key.name: position[key.name] for key in fields(cls) if key.name in position}
-        return cls(**{**own, "totals": Totals(**totals)})
+        """As a checkpoint has it, of this version or another, which may have had other keys."""
 
+        def known(kind: type[Cursor | Totals], content: Mapping[str, Any]) -> dict[str, Any]:
+            return {key.name: content[key.name] for key in fields(kind) if content.get(key.name) is not None}
 
-@dataclass(frozen=True)
-class Resumed:
-    """What a checkpoint says of its run."""
-
-    cursor: Cursor
-    phases: str
-    total_seconds: float
+        return cls(**{**known(cls, position), "totals": Totals(**known(Totals, position["totals"]))})
 
 
 _REALS = row_of(real)
+TOTALS = ("loss", "violation", "counts")
 META: dict[str, Kind] = {
     "position": mapping_of(
         {
             **dict.fromkeys(("epoch", "step"), whole),
-            **dict.fromkeys(("seconds", "refresh_seconds"), real),
+            **dict.fromkeys(("seconds", "refresh_seconds"), optional(real)),
             **dict.fromkeys(("violation_at_entry", "cosines"), optional(_REALS)),
-            "totals": mapping_of({"samples": whole, "loss": _REALS, "violation": _REALS, "counts": _REALS}),
+            "totals": mapping_of({"samples": whole, **dict.fromkeys(TOTALS, optional(_REALS))}),
         }
     ),
     "phases": optional(lambda value: type(value) is str and set(value) <= {"P", "S"}),
@@ -109,8 +103,11 @@ class Saver:
         about = {key: options.about[key] for key in ("model", "dataset", "optimizer") if key in options.about}
         return {**about, "batch-size": options.batch_size, "seed": options.seed, "training samples": self.samples}
 
-    def resume(self, phases: str, steps: int) -> Resumed | None:
-        """Load the newest checkpoint into the engine; None where there is none. What does not fit is refused first."""
+    def resume(self, phases: str, steps: int) -> tuple[Cursor, str, float] | None:
+        """Load the newest checkpoint into the engine: where it stands, the phases as decided then, seconds so far.
+
+        None where there is none. What does not fit is refused before anything is changed.
+        """
         root, say = self.root, self.options.progress.line
         assert root is not None
         with heartbeat.blocked():  # a large one takes its time to be verified
@@ -133,7 +130,7 @@ class Saver:
             say("the checkpoint's states are of another filter, type or method: they are set anew")
         elif meta.get("without_states") and phases[cursor.epoch :].startswith(PARALLEL):
             say("the checkpoint was made without states: they are set anew")
-        return Resumed(cursor, phases, meta["total_seconds"])
+        return cursor, phases, meta["total_seconds"]
 
     def _check_resumable(self, found: Checkpoint, kept: dict[str, Tensor], epochs: int, steps: int) -> None:
         then, now = found.meta["made_with"], self._made_with()
@@ -158,8 +155,8 @@ def _wrong_meta(meta: dict[str, Any]) -> str | None:
     if (key := wrong_key(meta, META)) is not None:
         return key
     totals, stages = meta["position"]["totals"], len(meta["cuts"]) + 1
-    fit = {"loss": (0, 1, stages), "violation": (0, stages - 1), "counts": (0, stages)}
-    return next((name for name, lengths in fit.items() if len(totals[name]) not in lengths), None)
+    lengths = ((0, 1, stages), (0, stages - 1), (0, stages))
+    return next((n for n, fit in zip(TOTALS, lengths, strict=True) if len(totals.get(n) or []) not in fit), None)
 
 
 def _without_states(parts: Parts) -> Parts:

@@ -124,41 +124,33 @@ def _measured_once(recipe: Recipe) -> Recipe:
         world.close()
 
 
+SAME = (
+    *("clip", "downsample", "store", "store_dtype", "batch_size", "seed", "device", "precision", "engine", "replicas"),
+    *("serial_phase", "micro_batches", "timeline", "judge_every", "checkpoint_every"),
+)
+"""Keys that a trainer takes as they are."""
+
+
 def make_trainer(setup: Setup, out: Path | None, progress: Progress) -> Trainer:
     """The trainer that the recipe stands for. It has seen no data yet."""
-    recipe = setup.recipe
+    recipe, vae = setup.recipe, models.is_vae(setup.recipe.model)
     augment = setup.facts.augment if recipe.augment == "auto" else recipe.augment == "random"
-    vae = models.is_vae(recipe.model)
     return Trainer(
         setup.partition,
         ReconstructionAndKL() if vae else nn.CrossEntropyLoss(),
         setup.method,
         recipe.schedule,
+        **{name: getattr(recipe, name) for name in SAME},
         optimizer=partial(_optimizer, recipe),
         rate=Rate(recipe.lr_schedule, recipe.warmup),
-        clip=recipe.clip,
-        downsample=recipe.downsample,
-        store=recipe.store,
-        store_dtype=recipe.store_dtype,
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
-        device=recipe.device,
-        precision=recipe.precision,
         capture=recipe.capture == "auto",
         compile=None if recipe.compile == "auto" else recipe.compile == "on",
-        engine=recipe.engine,
-        replicas=recipe.replicas,
-        serial_phase=recipe.serial_phase,
-        micro_batches=recipe.micro_batches,
-        timeline=recipe.timeline,
         prepare=partial(normalise, mean=setup.facts.mean, std=setup.facts.std),
         augment=CropAndFlip() if augment else None,
         reconstruct=vae,
         test_loss=Reconstruction() if vae else None,
         out=out,
         tensorboard=recipe.tensorboard and out is not None,
-        judge_every=recipe.judge_every,
-        checkpoint_every=recipe.checkpoint_every,
         checkpoint_states=recipe.checkpoint_states == "on",
         progress=progress,
         about={key: getattr(recipe, key) for key in ("method", "model", "dataset", "optimizer")},
@@ -175,8 +167,7 @@ def _resolve(recipe: Recipe, cut: Partition, method: Method | None) -> Recipe:
 
 def _shared_keys() -> set[str]:
     """The keys that recipe and methods share."""
-    of_methods = {key.name for kind in METHODS.values() for key in fields(kind)}
-    return of_methods & {key.name for key in fields(Recipe)}
+    return {key.name for kind in METHODS.values() for key in fields(kind)} & {key.name for key in fields(Recipe)}
 
 
 def _synthetic(recipe: Recipe) -> data.Synthetic:
