@@ -17,7 +17,7 @@ import parlay
 from parlay.engines.base import Batch
 from parlay.engines.in_process import InProcess
 from parlay.errors import InputError
-from parlay.run import checkpoints
+from parlay.run import checkpoint, checkpoints
 from parlay.run.progress import Silent
 from runs import SMALL, answer, kept, last_line, records, resume, summary, train
 
@@ -130,7 +130,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_checkpoint_before_goes_on(
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert train(whole, "--epochs", 3) == 0
-    write = checkpoints.write_file
+    write = checkpoint.write_file
 
     def full(path: Path, chunks: Any) -> dict[str, Any]:
         if path.parent.name == ".new-0000000006":
@@ -138,7 +138,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_checkpoint_before_goes_on(
         return write(path, chunks)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "write_file", full)
+        patch.setattr(checkpoint, "write_file", full)
         assert train(out, "--epochs", 3) == 1
     line = last_line(capsys)
     assert f"{out / 'checkpoints' / '0000000006'} could not be written (No space left on device)" in line

@@ -174,7 +174,8 @@ def test_a_run_folder_that_is_not_what_it_was_is_answered_in_one_line(
     assert told in answer(capsys)
 
 
+@pytest.mark.parametrize("words", ["train", "train --resume", "train --engine distributed"])
 @pytest.mark.parametrize("out", ["a\0b", "x" * 5000])
-def test_a_run_folder_that_cannot_be_is_answered_in_one_line(out: str, capsys: Any) -> None:
-    assert parlay("train", "--out", out) == 2
+def test_a_run_folder_that_cannot_be_is_answered_in_one_line(words: str, out: str, capsys: Any) -> None:
+    assert parlay(*words.split(), "--out", out) == 2
     assert "is no usable path" in answer(capsys)

@@ -116,7 +116,7 @@ def planned(name: str, epochs: int = 10) -> Planned:
 
 def measured(name: str, seconds: Sequence[float]) -> None:
     (RUNS / name).mkdir(parents=True)
-    lines = [json.dumps({"epoch": n, "seconds": value}) for n, value in enumerate(seconds)]
+    lines = [json.dumps({"epoch": n, "phase": "serial", "seconds": value}) for n, value in enumerate(seconds)]
     (RUNS / name / "records.jsonl").write_text("\n".join(lines) + "\n")
 
 

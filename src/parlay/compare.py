@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, final
 
 from parlay.errors import InputError
-from parlay.files import read_bounded
+from parlay.files import exists, read_bounded
 from parlay.recipe import ASIDE, LIMIT, METHODS, Recipe, flag, nearest
 from parlay.run.progress import Progress, clock
 from parlay.run.records import SUMMARY, is_begun, read_summary
@@ -252,7 +252,7 @@ def begun(one: Planned) -> bool:
 
 def is_over(one: Planned) -> bool:
     """Has it been made already? A folder with a run of something else is refused."""
-    if not (one.folder / "recipe.toml").is_file():
+    if not exists(one.folder / "recipe.toml"):
         return False
     theirs = kept(one.folder)
     for name, value in _asked(one.recipe).items():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from parlay.errors import InputError
+from parlay.files import exists
 from parlay.recipe import AUTO, Recipe, flag, make_recipe, nearest, read_recipe
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def recipe_keys(given: argparse.Namespace, out: Path | None) -> dict[str, Any]:
     if getattr(given, "resume", False):
         if out is None:
             raise InputError("--resume needs a run folder: write --out DIR")
-        if not (out / "recipe.toml").exists():
+        if not exists(out / "recipe.toml"):
             raise InputError(f"{out} holds no run to go on with: leave out --resume, or write the folder of a run")
         return read_recipe(out / "recipe.toml")
     return {}
