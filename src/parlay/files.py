@@ -67,10 +67,10 @@ def naming_a_full_disk(path: Path, needed: int) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         free = shutil.disk_usage(path.parent).free
-        wanted = f"it needs {needed:,} bytes and" if needed else ""
+        wanted = f"it needs {needed:,} bytes and " if needed else ""
         raise OSError(
             error.errno,
-            f"{path} could not be written ({os.strerror(error.errno)}): {wanted} the disk has {free:,} free; "
+            f"{path} could not be written ({os.strerror(error.errno)}): {wanted}the disk has {free:,} free; "
             "what was saved before is untouched",
         ) from error
 

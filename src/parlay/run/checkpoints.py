@@ -17,21 +17,12 @@ from typing import Any
 
 from parlay import faults
 from parlay.engines.crew import Alone, Crew
-from parlay.errors import InputError
 from parlay.files import naming_a_full_disk, sync_folder
-from parlay.run.checkpoint import (
-    Check,
-    Checkpoint,
-    Damage,
-    Entries,
-    Tensors,
-    size,
-    verified,
-    write_manifest,
-    write_part,
-)
+from parlay.run import checkpoint
+from parlay.run.checkpoint import Check, Checkpoint, Damage, Entries, Tensors
 
 NEW, OLD, GONE = ".new-", ".old-", ".gone-"
+KEPT = 2
 STEP_NAME = re.compile(r"[0-9]{10,18}")
 
 
@@ -40,19 +31,16 @@ def save(
     step: int,
     parts: Mapping[str, Tensors],
     meta: Mapping[str, Any],
-    keep: int = 2,
     crew: Crew = Alone(),  # noqa: B008 (it holds nothing)
     stages: Collection[int] = (),
 ) -> Path:
     """Write a checkpoint and return its folder; a kill or an error at any point leaves the ones before as they were.
 
     Each process of the crew, with these stages, writes its own parts; when all stand the leader makes a checkpoint of
-    them. `meta` is anything JSON can say. Afterwards the newest `keep` up to `step` remain. Those of later steps go
+    them. `meta` is anything JSON can say. Afterwards the newest `KEPT` up to `step` remain. Those of later steps go
     too: the run went back behind them, and a resumed one would take them for its own.
     """
-    if not 0 <= step < 10**18:
-        raise InputError(f"no checkpoint of step {step}: write a step from 0 on")
-    path, new, needed = root / f"{step:010d}", root / f"{NEW}{step:010d}", size(parts)
+    path, new, needed = root / f"{step:010d}", root / f"{NEW}{step:010d}", checkpoint.size(parts)
 
     def begin() -> None:
         with naming_a_full_disk(path, needed):
@@ -62,15 +50,18 @@ def save(
 
     def write() -> Entries:
         with naming_a_full_disk(path, needed):
-            entries = {name: write_part(new, name, part) for name, part in parts.items()}
+            entries = {name: checkpoint.write_part(new, name, part) for name, part in parts.items()}
         faults.reach(None, stages, "save")
         return entries
 
     def finish() -> None:
         with naming_a_full_disk(path, needed):
-            write_manifest(new, step, entries, meta)
+            checkpoint.write_manifest(new, step, entries, meta)
             _put_in_place(new, path)
-        _prune(root, step, keep)
+        saved = sorted(filter(_is_checkpoint, root.iterdir()), key=_step)
+        up_to_now = [other for other in saved if _step(other) <= step]
+        for other in set(saved) - set(up_to_now[-KEPT:]):
+            _discard(other)
 
     try:
         crew.led(begin)
@@ -92,7 +83,7 @@ def newest(root: Path, warn: Callable[[str], None], check: Check = lambda _: Non
     found: Checkpoint | None = None
     for path in _candidates(root):
         try:
-            found = verified(path, check)
+            found = checkpoint.verified(path, check)
             break
         except Damage as damage:
             refused.append(f"checkpoint {path} is damaged: {damage}")
@@ -111,13 +102,6 @@ def _put_in_place(new: Path, path: Path) -> None:
     sync_folder(path.parent)
     if old.exists():
         _discard(old)
-
-
-def _prune(root: Path, step: int, keep: int) -> None:
-    saved = sorted(filter(_is_checkpoint, root.iterdir()), key=_step)
-    up_to_now = [path for path in saved if _step(path) <= step]
-    for path in set(saved) - set(up_to_now[-keep:]):
-        _discard(path)
 
 
 def _tidy(root: Path) -> None:
