@@ -240,6 +240,7 @@ ENTRY = {"bytes": 1, "sha256": "0"}
         ("manifest.json", forged(step="20"), "manifest.json has no proper step"),
         ("manifest.json", forged(step=10**300), "manifest.json has no proper step"),
         ("manifest.json", forged(meta=[]), "manifest.json has no proper meta"),
+        ("manifest.json", forged(parts=[]), "manifest.json has no proper parts"),
         ("manifest.json", forged(parts={"../stage-0": ENTRY}), "manifest.json has no proper parts"),
         ("manifest.json", forged(parts={"stage-0": {"bytes": -1}}), "manifest.json has no proper parts"),
     ],

@@ -25,7 +25,7 @@ from torch import Tensor
 from parlay.errors import InputError
 from parlay.files import read_bounded, sync, sync_folder
 from parlay.launch import heartbeat
-from parlay.run.records import mapping_of, of, whole, wrong_key
+from parlay.run.records import fits, wrong_key
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -154,11 +154,6 @@ def verified(path: Path, check: Check) -> Checkpoint:
     return Checkpoint(manifest["step"], manifest["meta"], path, tuple(manifest["parts"]))
 
 
-def _are_entries(value: Any) -> bool:
-    entry = mapping_of({"bytes": whole, "sha256": of(str)})
-    return isinstance(value, dict) and all(PART_NAME.fullmatch(name) and entry(value[name]) for name in value)
-
-
 def _manifest(path: Path, check: Check) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(read_bounded(path / MANIFEST, MANIFEST_LIMIT))
@@ -173,8 +168,11 @@ def _manifest(path: Path, check: Check) -> dict[str, Any]:
         raise Damage(f"{MANIFEST} does not have the SHA-256 it was written with")
     if manifest.get("format") != FORMAT:
         raise Damage(f"{MANIFEST} has format {manifest.get('format')}, this version reads {FORMAT}")
-    schema = {"step": whole, "parts": _are_entries, "meta": of(dict)}
-    if (wrong := wrong_key(manifest, schema) or check(manifest["meta"])) is not None:
+    wrong = wrong_key(manifest, {"step": int, "parts": dict, "meta": dict}) or check(manifest["meta"])
+    entry = {"bytes": int, "sha256": str}
+    if wrong is None and not all(PART_NAME.fullmatch(n) and fits(e, entry) for n, e in manifest["parts"].items()):
+        wrong = "parts"
+    if wrong is not None:
         raise Damage(f"{MANIFEST} has no proper {wrong}")
     return manifest
 

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,68 +18,57 @@ from parlay.errors import InputError
 from parlay.files import exists, read_bounded, shown, write_whole
 
 Record = dict[str, Any]
-Kind = Callable[[Any], bool]
-"""Is a value of this kind?"""
 
 RECORDS, SUMMARY = "records.jsonl", "summary.json"
 LIMIT = 128 * 2**20  # bytes of a file: some 300,000 epochs
 MOST_EPOCHS = 10_000_000
+LARGEST = 2**63
+
+NUMBER = (float, None)
+"""Null where it was not finite."""
+NUMBERS = ([NUMBER], None)
+RECORD_KEYS: dict[str, Any] = {
+    "epoch": int,
+    "phase": ("serial", "parallel"),
+    **dict.fromkeys(("losses", "violation", "violation_at_entry", "stage_cosines"), NUMBERS),
+    **dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "seconds", "refresh_seconds"), NUMBER),
+    **dict.fromkeys(("learning_rate", "beta", "cosine"), NUMBER),
+    "healthy": (bool, None),
+}
+SUMMARY_KEYS: dict[str, Any] = {
+    "status": str,
+    **dict.fromkeys(("message", "method", "model", "dataset", "schedule", "optimizer", "engine"), (str, None)),
+    **dict.fromkeys(("stages", "downsample", "epochs", "steps_per_epoch", "seed", "parameters"), (int, None)),
+    **dict.fromkeys(("test_samples", "auxiliary_bytes", "processes", "staleness"), (int, None)),
+    **dict.fromkeys(("test_accuracy", "test_loss", "train_loss"), NUMBER),
+    "cuts": ([int], None),
+    **dict.fromkeys(("violation", "waited_seconds"), NUMBERS),
+    "seconds": (dict.fromkeys(("total", "serial_epoch", "parallel_epoch"), NUMBER), None),
+    "environment": (dict, None),
+}
 
 
-def whole(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= 2**63
+def fits(value: Any, kind: Any) -> bool:
+    """Is a JSON value of this kind: a type or a value, [a kind], {key: a kind}, or (one kind, or another)?
+
+    Whole numbers are from 0 on, and none is larger than `LARGEST`.
+    """
+    if isinstance(kind, dict):
+        return wrong_key(value, kind) is None
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(fits(item, kind[0]) for item in value)
+    if isinstance(kind, tuple):
+        return any(fits(value, one) for one in kind)
+    if type(value) is int:  # which `True` is not
+        return abs(value) <= LARGEST and (kind is float or (kind is int and value >= 0))
+    return type(value) is kind if isinstance(kind, type) else bool(value == kind)
 
 
-def real(value: Any) -> bool:
-    return type(value) is float or (type(value) is int and abs(value) <= 2**63)
-
-
-def of(kind: type) -> Kind:
-    return lambda value: type(value) is kind
-
-
-def row_of(fits: Kind) -> Kind:
-    return lambda value: type(value) is list and all(map(fits, value))
-
-
-def mapping_of(schema: Mapping[str, Kind]) -> Kind:
-    return lambda value: wrong_key(value, schema) is None
-
-
-def optional(fits: Kind) -> Kind:
-    return lambda value: value is None or fits(value)
-
-
-def wrong_key(content: Any, schema: Mapping[str, Kind]) -> str | None:
+def wrong_key(content: Any, schema: Mapping[str, Any]) -> str | None:
     """The first key of a JSON object that is not of its kind. A missing one counts as null."""
     if not isinstance(content, dict):
         return "JSON object"
-    return next((key for key, fits in schema.items() if not fits(content.get(key))), None)
-
-
-number = optional(real)
-"""A value that was not finite is null."""
-numbers = optional(row_of(number))
-
-RECORD_KEYS: dict[str, Kind] = {
-    "epoch": lambda value: whole(value) and value < MOST_EPOCHS,
-    "phase": lambda value: value in ("serial", "parallel"),
-    **dict.fromkeys(("losses", "violation", "violation_at_entry", "stage_cosines"), numbers),
-    **dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "seconds", "refresh_seconds"), number),
-    **dict.fromkeys(("learning_rate", "beta", "cosine"), number),
-    "healthy": optional(of(bool)),
-}
-SUMMARY_KEYS: dict[str, Kind] = {
-    "status": of(str),
-    **dict.fromkeys(("message", "method", "model", "dataset", "schedule", "optimizer", "engine"), optional(of(str))),
-    **dict.fromkeys(("stages", "downsample", "epochs", "steps_per_epoch", "seed", "parameters"), optional(whole)),
-    **dict.fromkeys(("test_samples", "auxiliary_bytes", "processes", "staleness"), optional(whole)),
-    **dict.fromkeys(("test_accuracy", "test_loss", "train_loss"), number),
-    "cuts": optional(row_of(whole)),
-    **dict.fromkeys(("violation", "waited_seconds"), numbers),
-    "seconds": optional(mapping_of(dict.fromkeys(("total", "serial_epoch", "parallel_epoch"), number))),
-    "environment": optional(of(dict)),
-}
+    return next((key for key, kind in schema.items() if not fits(content.get(key), kind)), None)
 
 
 def read_records(path: Path) -> list[Record]:
@@ -97,7 +86,7 @@ def read_records(path: Path) -> list[Record]:
             if count == len(lines) and not raw.endswith(b"\n"):
                 break
             raise
-        if rows and row["epoch"] <= rows[-1]["epoch"]:
+        if not (rows[-1]["epoch"] if rows else -1) < row["epoch"] < MOST_EPOCHS:
             raise _damaged(path, f"line {count} is of epoch {row['epoch']}, which does not follow the line before")
         rows.append(row)
     return rows
@@ -117,7 +106,7 @@ def _read(path: Path) -> bytes | None:
         raise InputError(line) from None
 
 
-def _checked(path: Path, raw: bytes, schema: Mapping[str, Kind], what: str) -> dict[str, Any]:
+def _checked(path: Path, raw: bytes, schema: Mapping[str, Any], what: str) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(raw.decode(), parse_float=_finite_float, parse_constant=lambda _: None)
         wrong = wrong_key(content, schema)

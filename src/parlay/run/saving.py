@@ -15,8 +15,8 @@ from parlay.launch import heartbeat
 from parlay.run import checkpoints
 from parlay.run.checkpoint import Checkpoint
 from parlay.run.options import RunOptions
-from parlay.run.records import Kind, mapping_of, of, optional, real, row_of, whole, wrong_key
-from parlay.schedule import PARALLEL
+from parlay.run.records import fits, wrong_key
+from parlay.schedule import PARALLEL, SERIAL
 
 Parts = Mapping[str, dict[str, Tensor]]
 
@@ -46,22 +46,19 @@ class Cursor:
         return cls(**{**known(cls, position), "totals": Totals(**known(Totals, position["totals"]))})
 
 
-_REALS = row_of(real)
 TOTALS = ("loss", "violation", "counts")
-META: dict[str, Kind] = {
-    "position": mapping_of(
-        {
-            **dict.fromkeys(("epoch", "step"), whole),
-            **dict.fromkeys(("seconds", "refresh_seconds"), optional(real)),
-            **dict.fromkeys(("violation_at_entry", "cosines"), optional(_REALS)),
-            "totals": mapping_of({"samples": whole, **dict.fromkeys(TOTALS, optional(_REALS))}),
-        }
-    ),
-    "phases": optional(lambda value: type(value) is str and set(value) <= {"P", "S"}),
-    "total_seconds": real,
-    "made_with": lambda value: isinstance(value, dict) and all(type(v) is str or whole(v) for v in value.values()),
-    "cuts": row_of(whole),
-    "without_states": optional(of(bool)),
+META: dict[str, Any] = {
+    "position": {
+        **dict.fromkeys(("epoch", "step"), int),
+        **dict.fromkeys(("seconds", "refresh_seconds"), (float, None)),
+        **dict.fromkeys(("violation_at_entry", "cosines"), ([float], None)),
+        "totals": {"samples": int, **dict.fromkeys(TOTALS, ([float], None))},
+    },
+    "phases": (str, None),
+    "total_seconds": float,
+    "made_with": dict,
+    "cuts": [int],
+    "without_states": (bool, None),
 }
 """The schema of a checkpoint's meta."""
 
@@ -156,7 +153,10 @@ def _wrong_meta(meta: dict[str, Any]) -> str | None:
         return key
     totals, stages = meta["position"]["totals"], len(meta["cuts"]) + 1
     lengths = ((0, 1, stages), (0, stages - 1), (0, stages))
-    return next((n for n, fit in zip(TOTALS, lengths, strict=True) if len(totals.get(n) or []) not in fit), None)
+    wrong = [n for n, fit in zip(TOTALS, lengths, strict=True) if len(totals.get(n) or []) not in fit]
+    wrong += ["made_with"] if not fits([*meta["made_with"].values()], [(str, int)]) else []
+    wrong += ["phases"] if set(meta.get("phases") or "") - {PARALLEL, SERIAL} else []
+    return wrong[0] if wrong else None
 
 
 def _without_states(parts: Parts) -> Parts:
