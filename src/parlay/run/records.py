@@ -38,9 +38,9 @@ RECORD_KEYS: dict[str, Any] = {
 SUMMARY_KEYS: dict[str, Any] = {
     "status": str,
     **dict.fromkeys(("message", "method", "model", "dataset", "schedule", "optimizer", "engine"), (str, None)),
-    **dict.fromkeys(("stages", "downsample", "epochs", "steps_per_epoch", "seed", "parameters"), (int, None)),
+    **dict.fromkeys(("stages", "downsample", "epochs", "steps_per_epoch", "parameters"), (int, None)),
     **dict.fromkeys(("test_samples", "auxiliary_bytes", "processes", "staleness"), (int, None)),
-    **dict.fromkeys(("test_accuracy", "test_loss", "train_loss"), NUMBER),
+    **dict.fromkeys(("seed", "test_accuracy", "test_loss", "train_loss"), NUMBER),
     "cuts": ([int], None),
     **dict.fromkeys(("violation", "waited_seconds"), NUMBERS),
     "seconds": (dict.fromkeys(("total", "serial_epoch", "parallel_epoch"), NUMBER), None),

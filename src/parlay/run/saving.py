@@ -15,7 +15,7 @@ from parlay.launch import heartbeat
 from parlay.run import checkpoints
 from parlay.run.checkpoint import Checkpoint
 from parlay.run.options import RunOptions
-from parlay.run.records import fits, wrong_key
+from parlay.run.records import wrong_key
 from parlay.schedule import PARALLEL, SERIAL
 
 Parts = Mapping[str, dict[str, Tensor]]
@@ -154,8 +154,8 @@ def _wrong_meta(meta: dict[str, Any]) -> str | None:
     totals, stages = meta["position"]["totals"], len(meta["cuts"]) + 1
     lengths = ((0, 1, stages), (0, stages - 1), (0, stages))
     wrong = [n for n, fit in zip(TOTALS, lengths, strict=True) if len(totals.get(n) or []) not in fit]
-    wrong += ["made_with"] if not fits([*meta["made_with"].values()], [(str, int)]) else []
-    wrong += ["phases"] if set(meta.get("phases") or "") - {PARALLEL, SERIAL} else []
+    if set(meta.get("phases") or "") - {PARALLEL, SERIAL}:
+        wrong.append("phases")
     return wrong[0] if wrong else None
 
 
