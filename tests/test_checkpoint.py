@@ -52,7 +52,8 @@ def assert_whole(root: Path, step: int) -> None:
 # --- what goes in comes out ---
 
 
-def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parlay.run.checkpoint.CHUNK", 40)  # some are larger
     base = torch.randn(4, 6)
     tensors = {
         "view": base[1:3],
@@ -80,13 +81,6 @@ def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:
     for name, tensor in tensors.items():
         assert (loaded[name].shape, loaded[name].dtype) == (tensor.shape, tensor.dtype)
         torch.testing.assert_close(loaded[name], tensor.detach(), rtol=0, atol=0, equal_nan=True)
-
-
-def test_a_part_larger_than_a_chunk_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parlay.run.checkpoint.CHUNK", 100)
-    states = torch.randn(33, 7)
-    save(tmp_path, 1, {"interface-1": {"states": states}}, {})
-    assert torch.equal(whole(tmp_path)["interface-1"]["states"], states)
 
 
 def test_parts_are_plain_safetensors_files_and_the_manifest_is_json(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from parlay.interrupt import Interrupt
 from parlay.run import progress
-from parlay.run.progress import Bar, Lines, Silent, clock, describe, for_terminal
+from parlay.run.progress import Bar, Lines, clock, describe, for_terminal
 
 RECORD = {
     "epoch": 1,
@@ -78,16 +78,6 @@ def test_a_bar_runs_on_a_terminal_and_leaves_the_lines_of_the_epochs(monkeypatch
     assert "epoch 1 of 10, serial" in told
     assert "3/6" in told
     assert "train loss 0.512" in told
-
-
-def test_silence_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    silent = Silent()
-    silent.begin(3, 0)
-    silent.step("epoch 1 of 10, serial")
-    silent.epoch(RECORD, 10)
-    silent.line("a word")
-    silent.end()
-    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

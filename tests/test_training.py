@@ -136,14 +136,6 @@ def test_the_model_file_loads_by_plain_pytorch_and_has_the_reported_accuracy(wor
     assert correct / len(test) == pytest.approx(summary(tmp_path)["test_accuracy"] / 100, abs=1e-6)
 
 
-def test_the_rate_can_be_held_until_a_serial_tail(tmp_path: Path) -> None:
-    assert train(tmp_path, "--epochs", 6, "--schedule", "tail:1:1", "--lr-schedule", "hold", "--lr", 0.01) == 0
-    found = [(row["phase"], row["learning_rate"]) for row in records(tmp_path)]
-    assert found[:3] == [("serial", 0.01), ("parallel", 0.01), ("parallel", 0.01)]
-    assert [phase for phase, _ in found[3:]] == ["serial"] * 3
-    assert 0.01 > found[3][1] > found[4][1] > found[5][1]
-
-
 def test_an_auto_encoder_is_judged_by_its_loss_and_has_no_accuracy(tmp_path: Path) -> None:
     assert train(tmp_path, "--model", "resnet8-vae", "--epochs", 2, "--lr", 0.01) == 0
     told = summary(tmp_path)

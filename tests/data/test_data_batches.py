@@ -31,10 +31,6 @@ def test_the_order_is_the_same_whatever_was_drawn_before() -> None:
     assert torch.equal(order(100, seed=3, epoch=7), first)
 
 
-def test_the_batches_follow_the_order_of_the_epoch() -> None:
-    assert torch.equal(torch.cat(batches(100, 7, seed=3, epoch=7)), order(100, seed=3, epoch=7))
-
-
 def test_seeds_and_epochs_give_different_orders() -> None:
     orders = {tuple(order(100, seed, epoch).tolist()) for seed in range(6) for epoch in range(6)}
     assert len(orders) == 36

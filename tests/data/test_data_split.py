@@ -49,11 +49,6 @@ def test_every_kind_of_data_set_gives_the_same_tensors(data: object) -> None:
     assert len(split) == 4
 
 
-def test_targets_may_be_tensors_or_numbers_of_any_kind() -> None:
-    assert torch.equal(as_split([(x, x) for x in X]).targets, X)
-    assert as_split([(X[0], 0.5), (X[1], 1.5)]).targets.tolist() == [0.5, 1.5]
-
-
 def test_tensors_that_need_gradients_come_in_without_them() -> None:
     assert not as_split((X.clone().requires_grad_(), Y)).inputs.requires_grad
     assert not as_split(Listed((X[0].clone().requires_grad_(), 0))).inputs.requires_grad
