@@ -16,8 +16,15 @@ TRAIN = f'"{sys.executable}" -m parlay.cli train {" ".join(SMALL)} --method al -
 
 @pytest.mark.parametrize(
     "shell",
-    [f"{TRAIN} 2>&1 | head -1", f"{TRAIN} 2>/dev/full", f"{TRAIN} 2>&-", f"{TRAIN} >&-", f"{TRAIN} --json >/dev/full"],
-    ids=["a reader who leaves", "full", "closed", "no output", "full output"],
+    [
+        f"{TRAIN} 2>&1 | head -1",
+        f"{TRAIN} 2>&-",
+        *(
+            pytest.param(f"{TRAIN} {end}", marks=pytest.mark.slow)
+            for end in ("2>/dev/full", ">&-", "--json >/dev/full")
+        ),
+    ],
+    ids=["a reader who leaves", "closed", "full", "no output", "full output"],
 )
 def test_a_run_goes_on_when_nobody_reads_what_it_prints(shell: str, tmp_path: Path) -> None:
     done = subprocess.run(
