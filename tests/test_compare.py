@@ -241,7 +241,7 @@ def test_a_folder_with_other_runs_is_refused(out: Path, capsys: pytest.CaptureFi
     assert answer(capsys).endswith("serial-s0 holds a run with lr 0.1, not 0.2: write another --out, or delete it")
     (out / "al-s1" / "summary.json").write_text("{")
     assert again(out) == 2
-    assert "summary.json is damaged (it is not JSON)" in answer(capsys)
+    assert "summary.json is damaged (not JSON)" in answer(capsys)
     assert {**stamps(out), "al-s1": 0} == {**before, "al-s1": 0}
 
 

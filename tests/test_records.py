@@ -41,19 +41,19 @@ def test_records_are_read_up_to_a_line_that_was_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("{", "line 2 is not JSON"),
-        ("[]", "line 2 has no proper JSON object"),
-        ("[" * 100_000, "line 2 is not JSON"),
-        (f'{{"epoch": {LONGER}}}', "line 2 is not JSON"),
-        ('{"phase": "serial"}', "line 2 has no proper epoch"),
-        (dumps({**ROW, "epoch": "1"}), "line 2 has no proper epoch"),
-        (dumps({**ROW, "epoch": True}), "line 2 has no proper epoch"),
-        (f'{{"epoch": {HUGE}}}', "line 2 has no proper epoch"),
-        (dumps(ROW), "line 2 is of epoch 0"),
-        ('{"epoch": 1}', "line 2 has no proper phase"),
-        (f'{{"epoch": 1, "phase": "serial", "seconds": {HUGE}}}', "line 2 has no proper seconds"),
-        (dumps({**ROW, "epoch": 1, "losses": ["a"]}), "line 2 has no proper losses"),
-        (dumps({**ROW, "epoch": 1, "violation": 3.0}), "line 2 has no proper violation"),
+        ("{", "line 2: not JSON"),
+        ("[]", "line 2: no proper JSON object"),
+        ("[" * 100_000, "line 2: not JSON"),
+        (f'{{"epoch": {LONGER}}}', "line 2: not JSON"),
+        ('{"phase": "serial"}', "line 2: no proper epoch"),
+        (dumps({**ROW, "epoch": "1"}), "line 2: no proper epoch"),
+        (dumps({**ROW, "epoch": True}), "line 2: no proper epoch"),
+        (f'{{"epoch": {HUGE}}}', "line 2: no proper epoch"),
+        (dumps(ROW), "line 2: epoch 0"),
+        ('{"epoch": 1}', "line 2: no proper phase"),
+        (f'{{"epoch": 1, "phase": "serial", "seconds": {HUGE}}}', "line 2: no proper seconds"),
+        (dumps({**ROW, "epoch": 1, "losses": ["a"]}), "line 2: no proper losses"),
+        (dumps({**ROW, "epoch": 1, "violation": 3.0}), "line 2: no proper violation"),
     ],
 )
 def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, told: str) -> None:
@@ -66,13 +66,13 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, told: str)
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("", "it is not JSON"),
-        ("[]", "it has no proper JSON object"),
-        ("{}", "it has no proper status"),
-        (dumps({**SUMMARY, "cuts": ["2"]}), "it has no proper cuts"),
-        (dumps({**SUMMARY, "seconds": [1]}), "it has no proper seconds"),
-        (dumps({**SUMMARY, "seconds": {"total": "a day"}}), "it has no proper seconds"),
-        (f'{{"status": "finished", "epochs": {HUGE}}}', "it has no proper epochs"),
+        ("", "not JSON"),
+        ("[]", "no proper JSON object"),
+        ("{}", "no proper status"),
+        (dumps({**SUMMARY, "cuts": ["2"]}), "no proper cuts"),
+        (dumps({**SUMMARY, "seconds": [1]}), "no proper seconds"),
+        (dumps({**SUMMARY, "seconds": {"total": "a day"}}), "no proper seconds"),
+        (f'{{"status": "finished", "epochs": {HUGE}}}', "no proper epochs"),
     ],
 )
 def test_a_summary_that_is_none_is_refused(tmp_path: Path, content: str, told: str) -> None:
@@ -156,7 +156,7 @@ def test_a_checkpoint_of_another_shape_is_refused_and_the_run_starts_at_the_begi
 @pytest.mark.parametrize(
     ("name", "make", "told"),
     [
-        ("records.jsonl", lambda path: path.write_text('{"epoch": "no"}\n'), "line 1 has no proper epoch"),
+        ("records.jsonl", lambda path: path.write_text('{"epoch": "no"}\n'), "line 1: no proper epoch"),
         ("records.jsonl", os.mkfifo, "it is not a regular file"),
         ("recipe.toml", os.mkfifo, "it is not a regular file"),
         ("recipe.toml", lambda path: path.symlink_to("/dev/zero"), "it is not a regular file"),

@@ -12,6 +12,7 @@ import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from parlay.errors import InputError
@@ -49,10 +50,12 @@ SUMMARY_KEYS: dict[str, Any] = {
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Is a JSON value of this kind: a type or a value, [a kind], {key: a kind}, or (one kind, or another)?
+    """Is a JSON value of this kind: a type or a value, [a kind], {key: a kind}, (one kind, or another), a function?
 
     Whole numbers are from 0 on, and none is larger than `LARGEST`.
     """
+    if isinstance(kind, FunctionType):
+        return bool(kind(value))
     if isinstance(kind, dict):
         return wrong_key(value, kind) is None
     if isinstance(kind, list):
@@ -81,13 +84,13 @@ def read_records(path: Path) -> list[Record]:
     lines = raw.splitlines()
     for count, line in enumerate(lines, 1):
         try:
-            row = _checked(path, line, RECORD_KEYS, f"line {count}")
+            row = _checked(path, line, RECORD_KEYS, f"line {count}: ")
         except InputError:
             if count == len(lines) and not raw.endswith(b"\n"):
                 break
             raise
         if not (rows[-1]["epoch"] if rows else -1) < row["epoch"] < MOST_EPOCHS:
-            raise _damaged(path, f"line {count} is of epoch {row['epoch']}, which does not follow the line before")
+            raise damaged(path, f"line {count}: epoch {row['epoch']} does not follow the line before")
         rows.append(row)
     return rows
 
@@ -95,7 +98,7 @@ def read_records(path: Path) -> list[Record]:
 def read_summary(path: Path) -> dict[str, Any] | None:
     """The summary of a run; None where there is none yet."""
     raw = _read(path)
-    return None if raw is None else _checked(path, raw, SUMMARY_KEYS, "it")
+    return None if raw is None else _checked(path, raw, SUMMARY_KEYS)
 
 
 def _read(path: Path) -> bytes | None:
@@ -106,22 +109,29 @@ def _read(path: Path) -> bytes | None:
         raise InputError(line) from None
 
 
-def _checked(path: Path, raw: bytes, schema: Mapping[str, Any], what: str) -> dict[str, Any]:
+def _checked(path: Path, raw: bytes, schema: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(raw.decode(), parse_float=_finite_float, parse_constant=lambda _: None)
-        wrong = wrong_key(content, schema)
-    except (ValueError, RecursionError):
-        raise _damaged(path, f"{what} is not JSON") from None
-    if wrong is not None:
-        raise _damaged(path, f"{what} has no proper {wrong}")
+        content: dict[str, Any] = loads(raw)
+    except ValueError:
+        raise damaged(path, f"{where}not JSON") from None
+    if (wrong := wrong_key(content, schema)) is not None:
+        raise damaged(path, f"{where}no proper {wrong}")
     return content
+
+
+def loads(raw: bytes) -> Any:
+    """JSON that another program may have written; ValueError for all that is none. Values not finite are None."""
+    try:
+        return json.loads(raw.decode(), parse_float=_finite_float, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def _finite_float(digits: str) -> float | None:
     return value if math.isfinite(value := float(digits)) else None
 
 
-def _damaged(path: Path, what: str) -> InputError:
+def damaged(path: Path, what: str) -> InputError:
     return InputError(f"{shown(path)} is damaged ({what}): leave this run out, or train it again")
 
 
