@@ -22,7 +22,8 @@ import pages as made  # noqa: E402
 
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [README, *DOCS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "results").rglob("README.md"))]
+RESULTS = [*sorted((ROOT / "results").rglob("README.md")), ROOT / "paper" / "results" / "README.md"]
+PAGES = [README, *DOCS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *RESULTS]
 
 MEASURED = re.compile(r"(?<![\w.:×/=])[−+-]?\d[\d,]*\.\d+(?![\w.])|(?<![\w.:])\d[\d,.]* ?(?:%|points|times|[GM]iB|ms)")
 """What looks like a measurement: a decimal, or a number with a unit."""

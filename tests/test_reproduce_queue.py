@@ -182,7 +182,7 @@ def test_wrong_input_is_answered_in_one_line(
 def test_the_queue_of_the_full_length_is_one_that_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path(__file__).parents[1]
     monkeypatch.chdir(root)
-    rows = tomllib.loads((root / "results/paper/full/queue.toml").read_text())
+    rows = tomllib.loads((root / "paper/results/full/queue.toml").read_text())
     for name, keys in rows.items():
         given = make_parser().parse_args(shlex.split(keys["command"])[1:])
         assert keys["minutes"] > 0

@@ -23,9 +23,9 @@ from parlay.reproduce.request import Request, read_instead
 from parlay.reproduce.speed import Timing
 from recorded import RESULTS, ROOT
 
-PAGES = sorted(RESULTS.rglob("README.md"))
+PAPER = ROOT / "paper" / "results"
+PAGES = [*sorted(RESULTS.rglob("README.md")), PAPER / "README.md"]
 MEGABYTES, FILES = 6, 150
-PAPER = RESULTS / "paper"
 HYBRIDS = ("sph-penalty", "sph-al", "ds-sph-penalty", "ds-sph-al")
 RATIOS = ("1to4", "2to3", "3to2", "4to1")
 HEADINGS = ("Question", "Answer", "Command", "Commit and hardware")
@@ -37,7 +37,9 @@ def pages() -> ModuleType:
 
 
 def test_results_are_small() -> None:
-    listed = subprocess.run(["git", "ls-files", "-z", "results"], cwd=ROOT, capture_output=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "results", "paper/results"], cwd=ROOT, capture_output=True, check=True
+    ).stdout
     files = [ROOT / name for name in listed.decode().split("\0") if name and (ROOT / name).is_file()]
     if not files:
         pytest.skip("no git checkout")
@@ -46,10 +48,10 @@ def test_results_are_small() -> None:
     assert len(files) < FILES, f"{len(files)} files"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.parent.relative_to(RESULTS)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.parent.relative_to(ROOT)))
 def test_a_page_says_what_the_records_do(page: Path, pages: ModuleType) -> None:
     text = page.read_text(encoding="utf-8")
-    assert pages.made(text, page.parent.name if page.parent.parent == RESULTS else None) == text
+    assert pages.made(text, pages.owner(page)) == text
 
 
 def test_a_figure_or_a_table_changed_by_hand_is_found(pages: ModuleType) -> None:
@@ -61,14 +63,15 @@ def test_a_figure_or_a_table_changed_by_hand_is_found(pages: ModuleType) -> None
 
 @pytest.mark.parametrize("name", ["paper", "streaming", "resnet20", "reach", "detail", "adaptive", "tail"])
 def test_a_page_has_question_answer_command_commit_and_hardware(name: str) -> None:
-    text = (RESULTS / name / "README.md").read_text(encoding="utf-8")
+    folder = recorded.module("records").folder_of(name)
+    text = (folder / "README.md").read_text(encoding="utf-8")
     assert [word for word in HEADINGS if f"**{word}.**" not in text and f"## {word}" not in text] == []
     pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
     assert pictures
-    assert sorted(pictures) == sorted(path.name for path in (RESULTS / name).glob("*.png"))
+    assert sorted(pictures) == sorted(path.name for path in folder.glob("*.png"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.parent.relative_to(RESULTS)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.parent.relative_to(ROOT)))
 def test_links_of_a_page_lead_to_files(page: Path) -> None:
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))]
     assert [link for link in links if not link.startswith("http") and not (page.parent / link).exists()] == []

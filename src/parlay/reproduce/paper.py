@@ -135,7 +135,7 @@ WORKLOADS = {
         {"dataset": "cifar10", "model": "resnet110", "lr": 0.1, "lr_schedule": "step"}, 200, "alternate"
     ),
     # lr 0.1, cosine, 200 epochs. Serial epochs come last, where a cosine leaves them a tenth of the rate, and bring
-    # nothing then (results/paper); so they have a cosine of their own, after three tenths of the rate.
+    # nothing then (paper/results); so they have a cosine of their own, after three tenths of the rate.
     "cifar100": Workload(
         {"dataset": "cifar100", "model": "wrn-40-10", "lr": 0.1, "lr_schedule": "cosine"},
         200,
@@ -145,7 +145,7 @@ WORKLOADS = {
     # Adam, initial lr 0.01; the paper names neither epochs nor how the rate falls. Serial epochs last, as its text has
     # it: downsampled states leave the whole network far from what the stages have learnt, and a serial tail repairs
     # that. It has a cosine of its own. Hybrids have three tenths of the rate: with all of it adjoints have spells in
-    # which they grow a hundredfold (results/paper).
+    # which they grow a hundredfold (paper/results).
     "mnist": Workload(
         {
             "dataset": "mnist",

@@ -1,7 +1,7 @@
 """The queue of a long reproduction, served with a budget of minutes: its rows lie in a TOML file, in their order.
 
     [serial-da-s0]         its name here
-    command = "parlay reproduce table1 --epochs 200 --rows serial-da --out results/paper/full"
+    command = "parlay reproduce table1 --epochs 200 --rows serial-da --out paper/results/full"
     minutes = 12.0         alone, as far as is known
     state = "open"         or done, or failed
     why = ""               its accuracy, or what went wrong

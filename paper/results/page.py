@@ -1,6 +1,6 @@
 """Tables and figures of this page; run as a program it draws the pictures of accuracy against speed-up.
 
-    python results/paper/page.py
+    python paper/results/page.py
 
 A stage of `penalty` computes half of a batch in a step of the red-black order. With S serial and P parallel epochs a
 run's stages so see (S + P/2) / (S + P) of the samples of as many serial epochs, and its speed-up per sample trained is
@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "results"))
 import records
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
