@@ -1,6 +1,7 @@
 """The command line answers at once, in one line where it says no, and with JSON alone where it is asked for JSON."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -179,3 +180,12 @@ def test_the_embedded_digits_train_from_the_bare_command(tmp_path: Path) -> None
     assert summary(out)["dataset"] == "digits"
     assert [row["phase"] for row in records(out)] == ["serial", "parallel"]
     assert summary(out)["test_accuracy"] > 30
+
+
+def test_training_on_the_first_samples_alone(tmp_path: Path, capsys: Capsys) -> None:
+    assert train(tmp_path / "run", "--epochs", 1, "--train-samples", 40) == 0
+    assert summary(tmp_path / "run")["steps_per_epoch"] == math.ceil(40 / 32)
+    assert train(tmp_path / "whole", "--epochs", 1) == 0
+    capsys.readouterr()
+    assert parlay("train", *SMALL, "--train-samples", 1000, "--out", tmp_path / "more") == 2
+    assert "train-samples is 1000, and synthetic has 96: write a number up to that" in answer(capsys)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from parlay import checkpoint, faults, reconstructions, timeline
+from parlay import checkpoint, faults, timeline
 from parlay.board import Board
 from parlay.checkpoint import atomic_write
 from parlay.coupling import Coupling, Streaming
@@ -450,8 +450,6 @@ class Run:
             if status == "finished":
                 save_model(model, self.trainer.out / "model.safetensors")
             write_json(self.trainer.out / "summary.json", summary)
-            if status == "finished" and self.judge is not None and self.judge.reconstruct:
-                reconstructions.save(model, self.judge, self.trainer.out / reconstructions.FILE)
             if spans:
                 timeline.write(self.trainer.out / timeline.FILE, spans, self.trainer.out.name)
         return Result(status, model.eval(), self.records.rows, summary, message)

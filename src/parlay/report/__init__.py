@@ -4,29 +4,27 @@ inputs        what was given, sorted out             load      the files of a ru
 groups        runs grouped by configuration          speed     times, where they can be compared
 words         numbers as text, the headline          console   the table on standard output
 figures       learning curves as inline SVG          costs     charts of memory and speed
-spans         a measured timeline as bars            pictures  images as images
-simulate      a timeline from stage times            gantt     such timelines as bars
-bench, forecast, reproduction                        what other commands have found
-page          the HTML page                          svg       the drawing kit
+spans         a measured timeline as bars            bench     what `parlay bench` has timed
+section       what others add to the page            svg       the drawing kit
+page          the HTML page
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from parlay.errors import InputError
 from parlay.report import bench, console
-from parlay.report import reproduction as reproductions
 from parlay.report.groups import Task, tasks
 from parlay.report.inputs import Given, sort_out
 from parlay.report.load import load, shown
+from parlay.report.section import Section
 from parlay.report.speed import rows
 
-__all__ = ["report", "table", "write"]
+__all__ = ["Section", "report", "table", "write"]
 
 
 def report(paths: Sequence[Path], output: Path | None) -> int:
@@ -39,8 +37,6 @@ def report(paths: Sequence[Path], output: Path | None) -> int:
     console.show(found)
     for one in given.benches:
         console.show_table(f"parlay bench: {one.title}, speed-up over {one.over}", bench.columns(one))
-    for table_of in given.reproductions:
-        console.show_table(table_of.title, table_of.named_columns)
     _write(found, given, output, _title(found, given))
     console.say(f"report: {shown(output)}")
     return 0
@@ -52,18 +48,16 @@ def write(
     title: str,
     timed: bool = False,
     beside: bool = False,
-    reproduction: Path | None = None,
+    sections: Sequence[Section] = (),
 ) -> None:
     """The page of these run folders, into the file `output`.
 
     `timed`: they were made one after the other on the same devices, so that their times can be compared; `beside`: side
     by side, so that they tell nothing.
-    `reproduction`: the `reproduction.json` of the table that they are the rows of.
+    `sections` stand before the runs.
     """
     _check(output)
-    given = Given(tuple(runs), timed, beside or reproduction is not None)
-    if reproduction is not None:
-        given = replace(given, reproductions=(reproductions.read(reproduction),))
+    given = Given(tuple(runs), timed, beside, sections=tuple(sections))
     _write(_tasks(given), given, output, title)
 
 
@@ -73,7 +67,7 @@ def table(runs: Sequence[Path], timed: bool = False) -> list[dict[str, Any]]:
 
 
 def _tasks(given: Given) -> list[Task]:
-    if not given.folders and (given.benches or given.forecasts or given.reproductions):
+    if not given.folders and (given.benches or given.sections):
         return []
     return tasks(load(given.folders), given.timed, given.beside)
 
@@ -100,12 +94,8 @@ def _check(output: Path) -> None:
 
 
 def _title(found: Sequence[Task], given: Given) -> str:
-    if len(given.reproductions) > 1:  # their full titles stand in the contents
-        return ", ".join(one.title.partition(":")[0] for one in given.reproductions)
-    if given.reproductions:
-        return given.reproductions[0].title
     if len(found) == 1 and len(found[0].groups) == 1:
         return f"{found[0].groups[0].label} on {found[0].dataset}, {found[0].model}"
     parts = [f"{task.dataset}, {task.model}" for task in found]
     parts += [f"bench of {one.title}" for one in given.benches]
-    return "; ".join(dict.fromkeys(parts or [one.title for one in given.forecasts]))
+    return "; ".join(dict.fromkeys(parts))

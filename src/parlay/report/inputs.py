@@ -1,7 +1,6 @@
-"""What a report is made of: run folders, folders of `compare` and `reproduce`, JSON files of `bench` and `plan`.
+"""What a report is made of: run folders, folders of `compare`, JSON files of `bench`.
 
-In: paths as they were given. Out: the run folders behind them, and the files, each checked and told apart by what it
-holds and not by its name.
+In: paths as they were given. Out: the run folders behind them, and the files, each checked.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from parlay.errors import InputError
-from parlay.report import reproduction
 from parlay.report.bench import Bench
-from parlay.report.forecast import Forecast
 from parlay.report.load import shown
-from parlay.report.reproduction import Reproduction
+from parlay.report.section import Section
 
 COMPARISON = "comparison.json"
 
@@ -30,44 +27,31 @@ class Given:
     beside: bool = False
     """Were they made side by side, so that their times tell nothing?"""
     benches: tuple[Bench, ...] = ()
-    forecasts: tuple[Forecast, ...] = ()
-    reproductions: tuple[Reproduction, ...] = ()
+    sections: tuple[Section, ...] = ()
 
 
 def sort_out(paths: Sequence[Path]) -> Given:
     folders: list[Path] = []
     comparisons = 0
     benches: list[Bench] = []
-    forecasts: list[Forecast] = []
-    reproductions: list[Reproduction] = []
     for path in paths:
-        if (path / reproduction.FILE).is_file() or path.name == reproduction.FILE:
-            reproductions.append(reproduction.read(path))
-            folders += [folder for folder in reproductions[-1].folders if folder.is_dir()]
-        elif path.is_file() and path.suffix == ".json":
-            _read(path, benches, forecasts)
+        if path.is_file() and path.suffix == ".json":
+            benches.append(_bench(path))
         elif (path / COMPARISON).is_file():
             comparisons += 1
             folders += _compared(path)
         else:
             folders.append(path)
-    timed = comparisons == 1 and len(paths) == 1 + len(benches) + len(forecasts)
-    beside = bool(reproductions)  # these have speeds of their own, timed when all was quiet
-    return Given(tuple(folders), timed, beside, tuple(benches), tuple(forecasts), tuple(reproductions))
+    timed = comparisons == 1 and len(paths) == 1 + len(benches)
+    return Given(tuple(folders), timed, benches=tuple(benches))
 
 
-def _read(path: Path, benches: list[Bench], forecasts: list[Forecast]) -> None:
+def _bench(path: Path) -> Bench:
     content = _json(path)
-    names = content.keys() if isinstance(content, dict) else ()
-    if "rows" not in names and "stage_ms" not in names:
-        raise InputError(
-            f"{shown(path)} is of no use here: write a run folder, or the JSON of parlay bench or parlay plan"
-        )
+    if not isinstance(content, dict) or "rows" not in content:
+        raise InputError(f"{shown(path)} is of no use here: write a run folder, or the JSON of parlay bench")
     try:
-        if "rows" in names:
-            benches.append(Bench.read(content))
-        else:
-            forecasts.append(Forecast.read(content))
+        return Bench.read(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         word = shown(str(error.args[0])) if error.args else "value"
         raise InputError(f"{shown(path)} is damaged (no proper {word}): leave it out, or record it again") from None

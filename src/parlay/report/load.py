@@ -16,8 +16,6 @@ from typing import Any
 
 from parlay import timeline
 from parlay.errors import InputError
-from parlay.report import pictures
-from parlay.report.pictures import Reconstructions
 from parlay.schedule import PARALLEL, SERIAL
 from parlay.timeline import Span
 
@@ -76,8 +74,6 @@ class Run:
     """In steps, of the stage that waits longest, where the method has told it."""
     timeline: tuple[Span, ...] = ()
     """What every rank did when, where the run has recorded it."""
-    reconstructions: Reconstructions | None = None
-    """Of an auto-encoder."""
 
     @property
     def finished(self) -> bool:
@@ -195,7 +191,6 @@ def _assemble(
         test_samples=_whole(summary, "test_samples") or TEST_SAMPLES.get(str(recipe.get("dataset"))),
         staleness=_whole(summary, "staleness"),
         timeline=tuple(timeline.read(folder / timeline.FILE)) if (folder / timeline.FILE).is_file() else (),
-        reconstructions=_reconstructions(folder / pictures.FILE),
     )
 
 
@@ -311,15 +306,6 @@ def _numbers(content: Mapping[str, Any], name: str) -> tuple[float | None, ...]:
     if not isinstance(value, list):
         raise TypeError(name)
     return tuple(_number({name: item}, name) for item in value)
-
-
-def _reconstructions(path: Path) -> Reconstructions | None:
-    if not path.is_file():
-        return None
-    try:
-        return pictures.read(path)
-    except ValueError as error:
-        raise _damaged(path, str(error)) from None
 
 
 def _looks_like_run(folder: Path) -> list[bool]:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from parlay.report import bench, costs, figures, gantt, pictures, simulate, spans, speed, words
+from parlay.report import bench, costs, figures, spans, speed, words
 from parlay.report.bench import Bench
-from parlay.report.forecast import Forecast
 from parlay.report.groups import Group, Task, epoch_rows, run_rows, to_csv
 from parlay.report.inputs import Given
 from parlay.report.load import Run
-from parlay.report.reproduction import Reproduction
-from parlay.report.simulate import Times
 from parlay.report.words import Column
 
 MEASURED = 3
@@ -35,8 +31,6 @@ class Picture:
 
 @dataclass(frozen=True)
 class Timeline:
-    kind: str
-    """measured, or simulated."""
     caption: str
     svg: Markup
     legend: list[tuple[Markup, str]]
@@ -50,7 +44,7 @@ class Row:
     number: int | None = None
     swatch: str = ""
     mark: str = ""
-    """unfinished, or ours."""
+    """unfinished"""
 
 
 @dataclass(frozen=True)
@@ -74,29 +68,26 @@ def render(tasks: Sequence[Task], given: Given, title: str) -> str:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    named = {(task.dataset, task.model) for task in tasks}
-    left = [one for one in given.forecasts if (one.dataset, one.model) not in named]
-    reproductions = [_reproduction(one, n) for n, one in enumerate(given.reproductions, 1)]
-    sections = [_section(task, n, given.forecasts) for n, task in enumerate(tasks, 1)]
+    added = [(f"section-{n}", one) for n, one in enumerate(given.sections, 1)]
+    sections = [_section(task, n) for n, task in enumerate(tasks, 1)]
     benches = [_bench(one, n) for n, one in enumerate(given.benches, 1)]
-    alone = len(sections) == 1 and not reproductions
+    alone = len(sections) == 1 and not added
     if alone:  # the speed stands behind the headline, not below all the charts
         sections[0]["benches"] = benches
-    contents = [(one["id"], one["title"]) for one in reproductions]
+    contents = [(id, one.title) for id, one in added]
     contents += [(one["id"], f"Runs: {one['task']}") for one in sections]
     contents += [(one["id"], f"Bench: {one['title']}") for one in benches]
     return environment.get_template("page.html.j2").render(
         title=title,
-        contents=[*contents, *([("forecast", "Forecast")] if left else [])],
-        reproductions=reproductions,
+        contents=contents,
+        added=added,
         sections=sections,
         benches=[] if alone else benches,
-        forecasts=_simulated(left),
         zip=zip,
     )
 
 
-def _section(task: Task, number: int, forecasts: Iterable[Forecast]) -> dict[str, Any]:
+def _section(task: Task, number: int) -> dict[str, Any]:
     looks = figures.looks(task)
     numbers = {group.label: n for n, group in enumerate(task.groups, 1)}
     swatches = {label: figures.swatch(look) for label, look in looks.items()}
@@ -139,11 +130,7 @@ def _section(task: Task, number: int, forecasts: Iterable[Forecast]) -> dict[str
         "panels": _panels(task, swatches, few),
         "interfaces": _interfaces(task),
         "entries": any(e.violation_at_entry for group in task.groups for run in group.runs for e in run.epochs),
-        "reconstructions": _reconstructions(task, swatches),
-        "timelines": [
-            *(timeline for group, run in shown for timeline in _timelines(group, run)),
-            *_simulated(one for one in forecasts if (one.dataset, one.model) == (task.dataset, task.model)),
-        ],
+        "timelines": [_timeline(group, run) for group, run in shown],
         "runs": [
             _run(group, run, swatches[group.label], run not in [other for _, other in shown])
             for group in task.groups
@@ -178,52 +165,15 @@ def _interfaces(task: Task) -> list[tuple[Markup, str]]:
     return [(figures.swatch(figures.interface_look(k)), f"interface {k + 1}") for k in range(count)]
 
 
-def _reconstructions(task: Task, swatches: dict[str, Markup]) -> list[tuple[str, str, Markup]]:
-    """Rows of images: source, what it shows, swatch. The test images stand above the first row made of them."""
-    found, last = [], b""
-    for group in task.groups:
-        run = next((run for run in group.counted if run.reconstructions is not None), None)
-        if run is None or run.reconstructions is None:
-            continue
-        if run.reconstructions.images != last:
-            last = run.reconstructions.images
-            found.append((pictures.uri(pictures.strip(run.reconstructions.first_row)), "test images", Markup()))
-        row = pictures.uri(pictures.strip(run.reconstructions.second_row))
-        found.append((row, group.label, swatches[group.label]))
-    return found
-
-
 def _with_timelines(task: Task) -> list[tuple[Group, Run]]:
     """The first run with a timeline, of the first few configurations that have one."""
     found = [(group, next((run for run in group.runs if run.timeline), None)) for group in task.groups]
     return [(group, run) for group, run in found if run is not None][:MEASURED]
 
 
-def _timelines(group: Group, run: Run) -> list[Timeline]:
-    """As measured, and as the same stage times would have it on a device each."""
+def _timeline(group: Group, run: Run) -> Timeline:
     caption = f"{group.label}, run {run.name}: who did what when, in its last recorded steps"
-    drawn = [Timeline("measured", caption, spans.timeline(run.timeline, run.name), spans.legend(run.timeline))]
-    times = simulate.of_spans(run.timeline)
-    if times is not None and times.stages > 1:
-        caption = f"the stages of {run.name}, by their median times in the timeline above, without messages"
-        drawn.append(_one_simulated(times, run.text("schedule"), caption, run.name))
-    return drawn
-
-
-def _simulated(forecasts: Iterable[Forecast]) -> list[Timeline]:
-    found = []
-    for one in (one for one in forecasts if one.times.stages > 1):
-        caption = (
-            f"parlay plan: {one.title}. {one.speeds}; "
-            f"{words.memory(one.auxiliary_gib * 2**30)} of states and multipliers"
-        )
-        found.append(_one_simulated(one.times, one.schedule, caption, one.title))
-    return found
-
-
-def _one_simulated(times: Times, schedule: str, caption: str, salt: str) -> Timeline:
-    legend = gantt.legend(gantt.ways(times, schedule))
-    return Timeline("simulated", caption, gantt.simulated(times, schedule, salt), legend)
+    return Timeline(caption, spans.timeline(run.timeline, run.name), spans.legend(run.timeline))
 
 
 def _bench(one: Bench, number: int) -> dict[str, Any]:
@@ -241,33 +191,9 @@ def _bench(one: Bench, number: int) -> dict[str, Any]:
     }
 
 
-def _reproduction(one: Reproduction, number: int) -> dict[str, Any]:
-    timelines = []
-    for stages, times in one.times.items():
-        if stages > 1:
-            sent = " and what crosses between them" if any(times.messages) else ""
-            caption = f"{stages} stages, by their times as measured alone{sent}"
-            timelines.append(_one_simulated(times, one.hybrid, caption, f"{one.name} {stages}"))
-    return {
-        "id": f"paper-{number}",
-        "title": one.title,
-        "facts": one.facts,
-        "labels": one.labels,
-        "notes": one.notes,
-        "status": one.status,
-        **_table(one.columns, one.ours),
-        "kinds": [(kind, len(list(same))) for kind, same in groupby(one.kinds)] if any(one.kinds) else [],
-        "ours": any(one.ours),
-        "pictures": one.pictures,
-        "timelines": timelines,
-        "command": one.command,
-        "csv": Download(f"{one.name}.csv", to_csv(one.rows)),
-    }
-
-
-def _table(columns: Sequence[Column], ours: Sequence[bool] = ()) -> dict[str, Any]:
+def _table(columns: Sequence[Column]) -> dict[str, Any]:
     count = len(columns[0].cells) if columns else 0
-    rows = [Row([c.cells[n] for c in columns], mark="ours" if n < len(ours) and ours[n] else "") for n in range(count)]
+    rows = [Row([c.cells[n] for c in columns]) for n in range(count)]
     return {"columns": columns, "rows": rows}
 
 
@@ -290,7 +216,7 @@ def _run(group: Group, run: Run, swatch: Markup, with_timeline: bool) -> dict[st
         "message": run.message,
         "facts": [(key, value) for key, value in facts if value],
         "recipe": run.recipe_text.strip(),
-        "timelines": _timelines(group, run)[:1] if run.timeline and with_timeline else [],
+        "timelines": [_timeline(group, run)] if run.timeline and with_timeline else [],
         "csv": Download(f"{run.name}-epochs.csv", to_csv(epoch_rows(run))) if run.epochs else None,
     }
 

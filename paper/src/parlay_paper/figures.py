@@ -12,10 +12,10 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from safetensors.numpy import load_file
 
-from parlay.report.load import Epoch, Run
-from parlay.reproduce.paper import RANDOM, WITHOUT, Line
+from parlay_paper import images
+from parlay_paper.runs import Run
+from parlay_paper.tables import RANDOM, WITHOUT, Line
 
 STYLE: dict[Any, Any] = {"svg.hashsalt": "parlay", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 COLOURS = {"serial": "#444444", "penalty": "#1c7ed6", "al": "#e8590c", "replay": "#2f9e44"}
@@ -23,7 +23,8 @@ MARKS = {(1, False): "o", (2, False): "s", (1, True): "^", (2, True): "D"}
 """By downsampling, and whether it is a hybrid."""
 LABEL = 6.0  # points
 
-Rows = Sequence[Mapping[str, Any]]
+Epoch = Mapping[str, Any]
+"""A line of a run's records."""
 
 
 @final
@@ -32,12 +33,13 @@ class Shown:
     """What there is to draw: the lines of an experiment, their rows of the table and their runs, in the same order."""
 
     lines: Sequence[Line]
-    rows: Rows
+    rows: Sequence[Mapping[str, Any]]
     runs: Sequence[Sequence[Run]]
     folders: Sequence[Sequence[Path]]
     """Of the same runs."""
     epochs: int
     loss: bool
+    data_dir: str
 
     def finished(self) -> list[tuple[Line, Mapping[str, Any], list[Run]]]:
         groups = [[run for run in runs if run.finished] for runs in self.runs]
@@ -176,9 +178,9 @@ def curves(shown: Shown, name: str) -> list[Drawn]:
         return []
     figure = Figure(figsize=(10, 3.2), layout="constrained")
     panels: tuple[tuple[str, Callable[[Epoch], float | None]], ...] = (
-        ("training loss, whole network", lambda epoch: epoch.train_loss),
-        ("test loss", lambda epoch: epoch.test_loss),
-        ("violation, mean of interfaces", lambda epoch: _average(epoch.violation)),
+        ("training loss, whole network", lambda epoch: epoch.get("train_loss")),
+        ("test loss", lambda epoch: epoch.get("test_loss")),
+        ("violation, mean of interfaces", lambda epoch: _average(epoch.get("violation"))),
     )
     for axes, (title, value) in zip(figure.subplots(1, 3), panels, strict=True):
         for line, _, runs in done:
@@ -204,7 +206,7 @@ def curves(shown: Shown, name: str) -> list[Drawn]:
 
 def _jumps(axes: Axes, done: Sequence[tuple[Line, Any, Sequence[Run]]]) -> None:
     for line, _, runs in done:
-        points = _mean(runs, lambda epoch: _average(epoch.violation_at_entry))
+        points = _mean(runs, lambda epoch: _average(epoch.get("violation_at_entry")))
         axes.plot(list(points), list(points.values()), "x", color=_colour(line), markersize=4)
 
 
@@ -212,17 +214,18 @@ def reconstructions(shown: Shown, name: str) -> list[Drawn]:
     """Figure 6: originals in the first line, then the same images by each method."""
     kept = []
     for line, runs, folders in zip(shown.lines, shown.runs, shown.folders, strict=True):
-        paths = [f / "reconstructions.safetensors" for run, f in zip(runs, folders, strict=True) if run.finished]
-        kept += [(line.label, load_file(path)) for path in paths[:1] if path.is_file()]
+        whole = [folder for run, folder in zip(runs, folders, strict=True) if run.finished]
+        made = images.of_run(whole[0], shown.data_dir) if whole else None
+        kept += [(line.label, made)] if made is not None else []
     if not kept:
         return []
     strips = [("original", kept[0][1]["images"]), *((label, found["reconstructions"]) for label, found in kept)]
     count = len(strips[0][1])
     figure = Figure(figsize=(0.75 * count + 1.2, 0.8 * len(strips)), layout="constrained")
     grid = figure.subplots(len(strips), count, squeeze=False)
-    for across, (label, images) in zip(grid, strips, strict=True):
+    for across, (label, row) in zip(grid, strips, strict=True):
         across[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=8)
-        for axes, image in zip(across, images, strict=True):
+        for axes, image in zip(across, row, strict=True):
             axes.imshow(image[0] if len(image) == 1 else image.transpose(1, 2, 0), cmap="gray", vmin=0, vmax=255)
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
@@ -249,11 +252,11 @@ def _colour(line: Line) -> str:
 
 
 def _value(shown: Shown) -> Callable[[Epoch], float | None]:
-    return lambda epoch: epoch.test_loss if shown.loss else epoch.test_accuracy
+    return lambda epoch: epoch.get("test_loss" if shown.loss else "test_accuracy")
 
 
-def _average(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def _average(values: Sequence[float | None] | None) -> float | None:
+    known = [value for value in values or () if value is not None]
     return statistics.fmean(known) if known else None
 
 
@@ -263,5 +266,5 @@ def _mean(runs: Sequence[Run], value: Callable[[Epoch], float | None]) -> dict[i
     for run in runs:
         for epoch in run.epochs:
             if (one := value(epoch)) is not None:
-                found.setdefault(epoch.number, []).append(one)
+                found.setdefault(epoch["epoch"] + 1, []).append(one)
     return {number: statistics.fmean(values) for number, values in sorted(found.items())}

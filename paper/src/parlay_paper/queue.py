@@ -1,4 +1,4 @@
-"""The queue of a long reproduction, served with a budget of minutes: its rows lie in a TOML file, in their order.
+"""The queue of a long reproduction, run within a budget of minutes: its rows lie in a TOML file, in their order.
 
     [serial-da-s0]         its name here
     command = "parlay reproduce table1 --epochs 200 --rows serial-da --out paper/results/full"

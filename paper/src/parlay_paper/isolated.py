@@ -1,7 +1,8 @@
-"""What a projection is made of: a stage alone, and the speed of a link between two devices."""
+"""What a projection is made of: stages timed in isolation, and the speed of a link between two devices."""
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from parlay import forecast, models
 from parlay.bench.core import Timed
 from parlay.bench.cuda import SETTLED
 from parlay.bench.gang import Gang
-from parlay.bench.workers import BATCHES, RATE
+from parlay.bench.workers import BATCHES, RATE, samples_per_step
 from parlay.data import Split
 from parlay.data.feed import Feed
 from parlay.engines.base import Batch, Engine
@@ -27,16 +28,9 @@ from parlay.trainer import Trainer, mixed_precision, spread
 COPIED = 64 << 20  # bytes, to measure a link
 
 
-def samples(setup: Setup) -> int:
-    """That a stage computes in a step: half of a batch where neighbours take turns."""
-    size = setup.recipe.batch_size
-    turn = setup.coupling.turn(torch.arange(size), 0, 0) if setup.coupling is not None else None
-    return size if turn is None else len(turn)
-
-
 @final
-class Alone(Timed):
-    """A stage with its local loss on fixed states: a network of one stage to the engine, recorded and compiled as any.
+class Isolated(Timed):
+    """A stage with its local loss on fixed states: a network of one stage to the engine, captured and compiled as any.
 
     The gradient of its input, the adjoint, is not computed: one of the dozens of convolutions in it.
     """
@@ -44,6 +38,7 @@ class Alone(Timed):
     def __init__(self, recipe: Recipe, stage: int) -> None:
         self.system, self.stages, self.note = "stage", 1, f"{stage + 1} of {recipe.stages}"
         self.recipe, self.k = recipe, stage
+        self.rows = math.ceil(samples_per_step(recipe))
         self.steps = 0
         self._engine: Engine | None = None
 
@@ -61,7 +56,6 @@ class Alone(Timed):
     def _made(self) -> Engine:
         setup = set_up(self.recipe)
         whole, device = make_trainer(setup, None, Silent()), spread(self.recipe.device, 1)[0]
-        self.rows = samples(setup)
         last = self.k == self.recipe.stages - 1
         module = setup.partition.stages[self.k].to(device)
         shapes = [setup.facts.shape, *setup.partition.shapes]

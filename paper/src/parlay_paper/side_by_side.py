@@ -1,4 +1,4 @@
-"""Runs side by side, each a `parlay train` in a process of its own: small networks leave most of a GPU idle.
+"""Runs at the same time, each a `parlay train` in a process of its own: small networks leave most of a GPU idle.
 
 Their accuracies are those of runs made one by one; their seconds are no timings.
 """
@@ -18,14 +18,11 @@ from parlay.compare import OVER, Planned, begun, is_over, status_of
 from parlay.interrupt import Interrupt
 from parlay.launch import worker
 from parlay.progress import Progress
-from parlay.reproduce.queue import Budget
+from parlay_paper.queue import Budget
 
 LOOK = 0.5  # seconds between two looks at the processes
 TELL = 60.0  # seconds between two lines about those that go on
 GRACE = 600.0  # seconds for the processes to write their checkpoints after an interrupt
-
-Memory = Callable[[Planned], int]
-"""Bytes that a run needs on the device."""
 
 
 @final
@@ -45,7 +42,7 @@ def carry_out(
     planned: Sequence[Planned],
     at_once: int,
     room: int | None,
-    memory: Memory,
+    memory: Callable[[Planned], int],
     progress: Progress,
     budget: Budget | None = None,
 ) -> str:
@@ -106,9 +103,7 @@ def _next(
 ) -> int | None:
     """The first run that fits beside those at work, into the memory and the budget; too large a run is made alone.
 
-    On a GPU the second waits until the first has an epoch behind it: code that it has compiled is there for all then.
-    Of six that began at once each took three minutes for its first epoch, with the GPU idle most of that time (the VAE,
-    nothing compiled before); what the wait saves has not been timed.
+    On a GPU the second run waits until the first has an epoch behind it: all then find its compiled code in the cache.
     """
     if not left or len(going) >= at_once:
         return None
@@ -123,13 +118,13 @@ def _next(
 
 
 def _start(one: Planned, at_once: int) -> _Going:
-    """From a recipe file, with what it says beside its run folder."""
+    """From a recipe file; recipe and log lie beside the run folder."""
     one.folder.parent.mkdir(parents=True, exist_ok=True)
-    recipe, log = (one.folder.with_name(one.folder.name + end) for end in (".toml", ".log"))
+    recipe = one.folder.with_name(one.folder.name + ".toml")
     recipe.write_text(one.recipe.toml())
     words = ["train", "--recipe", str(recipe), "--out", str(one.folder), *(["--resume"] if begun(one) else [])]
     threads = str(max((os.cpu_count() or 1) // at_once, 1))
-    with log.open("ab") as file:
+    with _log(one).open("ab") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "parlay.cli", *words],
             stdout=file,
@@ -158,8 +153,11 @@ def _text(going: Sequence[_Going]) -> str:
     return ", ".join(f"{one.one.folder.name} {one.epochs}/{one.one.recipe.epochs}" for one in going)
 
 
+def _log(one: Planned) -> Path:
+    return one.folder.with_name(one.folder.name + ".log")
+
+
 def _outcome(ended: _Going) -> str:
     """The last thing that it has said."""
-    log = ended.one.folder.with_name(ended.one.folder.name + ".log")
-    lines = log.read_text(errors="replace").strip().splitlines()
+    lines = _log(ended.one).read_text(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("parlay: ") if lines else f"exit code {ended.process.returncode}"

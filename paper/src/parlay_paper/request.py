@@ -5,7 +5,7 @@ No torch: wrong input is answered at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, final
@@ -13,7 +13,7 @@ from typing import Any, final
 from parlay.compare import Row
 from parlay.errors import InputError
 from parlay.recipe import ASIDE, Recipe, by_field, flag, nearest, read_recipe
-from parlay.reproduce.paper import EXPERIMENTS, KINDS, WORKLOADS, Experiment, Line, Workload
+from parlay_paper.tables import EXPERIMENTS, KINDS, WORKLOADS, Experiment, Line, Workload
 
 FIXED = ("method", "stages", "downsample", "schedule", "augment", "seed", "out", "epochs", "train_samples", "data_dir")
 """What rows are made of, and what has a flag of its own: no recipe may replace it."""
@@ -74,6 +74,11 @@ class Request:
     @property
     def lines(self) -> tuple[Line, ...]:
         return self.experiment.lines
+
+    @property
+    def selected(self) -> tuple[Line, ...]:
+        """Those to run."""
+        return tuple(line for line in self.lines if not self.rows or line.name in self.rows)
 
     @property
     def folder(self) -> Path:
@@ -151,8 +156,3 @@ def read_instead(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]
 def read_names(text: str | None) -> tuple[str, ...]:
     """`--rows a,b`."""
     return tuple(part.strip() for part in text.split(",") if part.strip()) if text else ()
-
-
-def selected(request: Request) -> Sequence[Line]:
-    """The lines to run."""
-    return [line for line in request.lines if not request.rows or line.name in request.rows]

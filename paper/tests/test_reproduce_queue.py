@@ -19,12 +19,11 @@ import torch
 from parlay import checkpoint
 from parlay.cli import make_parser
 from parlay.cli.flags import given_keys, recipe_keys
-from parlay.cli.reproduce import _requests
 from parlay.compare import Planned, Row
 from parlay.recipe import Recipe
-from parlay.reproduce import beside
-from parlay.reproduce.queue import Budget, Queue
-from parlay.reproduce.request import selected
+from parlay_paper import command as flags
+from parlay_paper import side_by_side
+from parlay_paper.queue import Budget, Queue
 from runs import answer, parlay, records, summary
 
 Capsys = pytest.CaptureFixture[str]
@@ -41,7 +40,7 @@ RUNS = Path("out/runs/cifar10")
 @pytest.fixture(autouse=True)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(beside, "LOOK", 0.05)
+    monkeypatch.setattr(side_by_side, "LOOK", 0.05)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # sums round otherwise with another number of threads
     Path("digits.toml").write_text(DIGITS)
 
@@ -73,7 +72,7 @@ def test_what_a_budget_cuts_off_goes_on_on_another_machine_and_ends_as_if_nothin
     write({"alone": {"command": alone}, SERIAL: {"command": command("serial-da", 12)}}, "# in their order\n")
     cut = Planned(Row(SERIAL, {}), Recipe(), RUNS / SERIAL)
     with monkeypatch.context() as patch:
-        patch.setattr(Budget, "over", lambda self: beside.epochs_done(cut) >= 2)  # noqa: ARG005
+        patch.setattr(Budget, "over", lambda self: side_by_side.epochs_done(cut) >= 2)  # noqa: ARG005
         assert serve("--minutes", 10, "--json") == 0
     told = {one["row"]: one for one in json.loads(capsys.readouterr().out)["rows"]}
     assert states() == {"alone": "done", SERIAL: "open"}
@@ -180,18 +179,19 @@ def test_wrong_input_is_answered_in_one_line(
 
 
 def test_the_queue_of_the_full_length_is_one_that_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     monkeypatch.chdir(root)
     rows = tomllib.loads((root / "paper/results/full/queue.toml").read_text())
     for name, keys in rows.items():
-        given = make_parser().parse_args(shlex.split(keys["command"])[1:])
+        words = shlex.split(keys["command"])
         assert keys["minutes"] > 0
-        if given.command == "train":
+        if words[1] == "train":
+            given = make_parser().parse_args(words[1:])
             Recipe(**{**recipe_keys(given, None), **given_keys(given)})
             folder = Path(given.out)
         else:
-            (request,) = _requests(given)
-            ((folder,),) = (request.folders(line) for line in selected(request))
+            (request,) = flags.requests(flags.parser().parse_args(words[2:]))
+            ((folder,),) = (request.folders(line) for line in request.selected)
         assert name.removeprefix("vae-") == folder.name
         if keys["state"] == "done":
             assert keys["why"] == f"{summary(folder)['test_accuracy']:.2f} %"

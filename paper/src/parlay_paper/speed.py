@@ -15,23 +15,24 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 
 from parlay import forecast
+from parlay.bench import processor
 from parlay.bench.core import LAYER_PARALLEL, SERIAL, Problem, Row, Say, Timed, interleaved
 from parlay.bench.cuda import Engined
 from parlay.coupling import Streaming
 from parlay.recipe import Recipe
 from parlay.records import environment, write_json
-from parlay.reproduce.alone import Alone, link_speed, samples
 from parlay.run import set_up
 from parlay.trainer import spread
+from parlay_paper.isolated import Isolated, link_speed
 
 ROUNDS = 5
 STEPS = {"cuda": 20, "cpu": 1}  # of one timing; on the CPU a step of these networks takes a second
@@ -117,30 +118,22 @@ def speedups(timing: Timing | None, phases: str) -> tuple[float | None, float | 
 
 def _timed(recipe: Recipe, link: float) -> Timing:
     setup = set_up(replace(recipe, engine="in-process", compile="on", schedule="parallel"))
-    recipe = setup.recipe
+    recipe, count = setup.recipe, setup.recipe.stages
     kind = spread(recipe.device, 1)[0].type
-    problem = Problem(recipe.model, recipe.batch_size)
     serial = Engined(SERIAL, replace(recipe, stages=1, partition="even", schedule="serial"), "")
-    systems: list[Timed] = [serial, *(Alone(recipe, k) for k in range(recipe.stages))]
-    if kind == "cuda":
-        systems.append(Engined(LAYER_PARALLEL, recipe, f"K = {recipe.stages}"))
+    stages = [Isolated(recipe, k) for k in range(count)]
+    whole = [Engined(LAYER_PARALLEL, recipe, f"K = {count}")] if kind == "cuda" else []
+    systems: list[Timed] = [serial, *stages, *whole]
     with _closing(systems):
-        first, *others = interleaved(systems, problem, ROUNDS, STEPS[kind], _quietly)
-    stages, side_by_side = others[: recipe.stages], others[recipe.stages :]
-    measured = [
-        [row.per_step(ratio) for ratio in (row.speedup, row.speedup_low, row.speedup_high)] for row in side_by_side
-    ] or [[None] * 3]
-    share = samples(setup) / recipe.batch_size
-    work = [
-        setup.method.work(k, recipe.stages) if isinstance(setup.method, Streaming) else 1.0 for k in range(len(stages))
+        rows = interleaved(systems, Problem(recipe.model, recipe.batch_size), ROUNDS, STEPS[kind], lambda _: None)
+    work = [setup.method.work(k, count) if isinstance(setup.method, Streaming) else 1.0 for k in range(count)]
+    stage_ms = [_least(row) * more for row, more in zip(rows[1 : 1 + count], work, strict=True)]
+    share = stages[0].rows / recipe.batch_size
+    crossing = [math.ceil(share * each) for each in forecast.exchanged(setup)]
+    ratios = [
+        [row.per_step(one) for one in (row.speedup, row.speedup_low, row.speedup_high)] for row in rows[1 + count :]
     ]
-    stage_ms = [_least(row) * more for row, more in zip(stages, work, strict=True)]
-    crossing = [math.ceil(share * count) for count in forecast.exchanged(setup)]
-    return Timing(_least(first), stage_ms, crossing, link, *measured[0])
-
-
-def _quietly(text: str) -> None:
-    """A line for every round would be too many."""
+    return Timing(_least(rows[0]), stage_ms, crossing, link, *(ratios[0] if ratios else (None,)))
 
 
 def _least(row: Row) -> float:
@@ -155,25 +148,18 @@ def _closing(systems: Sequence[Timed]) -> Iterator[None]:
     finally:
         for system in systems:
             system.close()
-        gc.collect()  # recorded steps and stages hold each other
+        gc.collect()  # captured steps and stages hold each other
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 def _key(recipe: Recipe) -> str:
     """What a time depends on."""
-    keys: Mapping[str, Any] = {
-        "r": recipe.downsample,
-        "cuts": recipe.partition,
-        "batch": recipe.batch_size,
-        "model": recipe.model,
-    }
-    return " ".join([f"{recipe.method} K={recipe.stages}", *(f"{name}={value}" for name, value in keys.items())])
+    cut = f"r={recipe.downsample} cuts={recipe.partition} batch={recipe.batch_size} model={recipe.model}"
+    return f"{recipe.method} K={recipe.stages} {cut}"
 
 
 def _name(kind: str) -> str:
     if kind == "cuda":
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-    from parlay.bench import processor
-
     return processor() or "cpu"

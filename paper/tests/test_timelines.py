@@ -3,9 +3,7 @@
 import pytest
 
 from parlay.forecast import hybrid_speedup
-from parlay.report.simulate import Bar, Times, length, letters, of_spans, of_stages, play, replay
-from parlay.timeline import Span
-from test_timeline import two_ranks
+from parlay_paper.timelines import Bar, Times, length, letters, of_stages, play, replay
 
 TWO = Times(forward=(1.0, 2.0), backward=(2.0, 4.0))
 
@@ -65,12 +63,3 @@ def test_a_schedule_is_drawn_by_its_pattern() -> None:
         "PPPPP",
         "SSSSS",
     ]
-
-
-def test_stage_times_come_from_a_recorded_timeline() -> None:
-    piped = Span(0, "forward", 9, 100.09, 100.14)  # a serial step has no backward of its own
-    times = of_spans([*two_ranks(), piped, Span(0, "update", 9, 100.14, 100.15)])
-    assert times is not None
-    assert times.forward == pytest.approx((3, 4))
-    assert times.backward == pytest.approx((4.5, 6))  # with the update, without what was waited for
-    assert of_spans([]) is None
