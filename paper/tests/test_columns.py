@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def made(number: float, status: str = "finished") -> Run:
         {"epoch": n, "phase": phase, "train_loss": 1 / (n + 1), **scores, "violation": [0.1] * n}
         for n, phase in enumerate(("serial", "parallel"))
     ]
-    return Run({}, epochs, {"status": status, **scores})
+    return Run(Path("none"), {}, epochs, {"status": status, **scores})
 
 
 @pytest.mark.parametrize("loss", [False, True])
@@ -128,41 +129,23 @@ def test_a_stage_that_is_timed_in_isolation_on_noise_does_not_diverge(stage: int
         timed.close()
 
 
-def rows_of(request: Request, found: list[list[Run]], facts: Facts) -> list[dict[str, Any]]:
-    return [columns.row(line, each, facts, request.loss) for line, each in zip(request.lines, found, strict=True)]
-
-
 @pytest.mark.parametrize("name", ["table1", "figure4", "figure6", "figure7"])
 def test_every_kind_of_figure_can_be_drawn(name: str, tmp_path: Path) -> None:
     request = Request(name, tmp_path)
     images = torch.zeros(10, 1, 8, 8, dtype=torch.uint8)
-    folders = [[tmp_path / line.name] for line in request.lines]
-    for (folder,) in folders:
-        folder.mkdir()
-        save_file({"images": images, "reconstructions": images.clone()}, folder / "reconstructions.safetensors")
+    save_file({"images": images, "reconstructions": images.clone()}, tmp_path / "reconstructions.safetensors")
 
-    def drawn(found: list[list[Run]], facts: Facts) -> list[figures.Drawn]:
-        rows = rows_of(request, found, facts)
-        shown = figures.Shown(request.lines, rows, found, folders, 2, request.loss, "data")
-        return [one for kind in request.experiment.figures for one in figures.draw(kind, shown, name)]
+    def drawn(found: Sequence[Run], facts: Facts) -> list[figures.Drawn]:
+        lines = [(line, columns.row(line, found, facts, request.loss)) for line in request.lines]
+        shown = [figures.Shown(line, row, found) for line, row in lines]
+        scene = figures.Scene(name, shown, 2, request.loss, "data")
+        return [one for kind in request.experiment.figures for one in figures.draw(kind, scene)]
 
-    pictures = drawn([[made(70.0 + n)] for n, _ in enumerate(request.lines)], Facts("", 2**30, 1.2, 1.9))
+    pictures = drawn([replace(made(70.0), folder=tmp_path)], Facts("", 2**30, 1.2, 1.9))
     assert len({one.name for one in pictures}) == len(pictures) == (3 if name == "table1" else 1)
     for one in pictures:
         assert all(path.stat().st_size > 1000 for path in figures.save(one, tmp_path))
-    folders = [[] for _ in request.lines]
-    assert len(drawn([[] for _ in request.lines], Facts(""))) == (name == "table1")  # the paper's own speeds
-
-
-def test_labels_of_points_that_lie_close_do_not_cover_each_other() -> None:
-    figure, axes = figures._one()
-    points = [(1.70, 85.6), (1.71, 85.5), (1.705, 85.55), (2.4, 81.6), (2.41, 81.6)]
-    axes.plot(*zip(*points, strict=True), "o")
-    figures._written(axes, [(f"K={2 + n}", x, y) for n, (x, y) in enumerate(points)])
-    figure.canvas.draw()
-    boxes = [text.get_window_extent() for text in axes.texts]
-    assert len(boxes) == len(points)
-    assert not any(one.overlaps(other) for n, one in enumerate(boxes) for other in boxes[:n])
+    assert len(drawn([], Facts(""))) == (name == "table1")  # the paper's own speeds
 
 
 def test_old_records_get_their_speed_ups_per_sample_trained() -> None:

@@ -88,9 +88,9 @@ def test_a_stage_of_penalty_sees_half_of_the_samples_in_parallel_epochs() -> Non
     [
         # figure 6 has runs of table 5 alone, figure 7 of table 1, figure 8 of table 2, and table 4 of figure 5
         *((name, "recipe.toml", 30, 1.0) for name in ("table1", "table3", "table5")),
-        ("table2", "recipe.toml", 20, 1.0),
+        pytest.param("table2", "recipe.toml", 20, 1.0, marks=pytest.mark.slow),
         ("figure4", "short/recipe.toml", 30, 0.1),
-        ("figure5", "short/wide.toml", 20, 0.25),
+        pytest.param("figure5", "short/wide.toml", 20, 0.25, marks=pytest.mark.slow),
     ],
 )
 def test_the_recorded_runs_are_those_that_reproduce_would_make(
@@ -119,8 +119,8 @@ def test_the_simulated_timeline_is_as_fast_as_the_projection_beside_it(table: st
     out = recorded.unpacked("paper")
     shown = json.loads((out / table / "reproduction.json").read_text())
     timings = json.loads((out / "runs" / EXPERIMENTS[table].workload / "timings.json").read_text())
-    for stages, stage_ms in shown["stage_ms"].items():
-        times = page.times_of(shown, stages, stage_ms)
+    for stages in shown["stage_ms"]:
+        times = page.times_of(shown, stages)
         own = [Timing(**one) for key, one in timings["timings"].items() if key.startswith(f"al K={stages} r=1 ")]
         assert times.serial is not None
         assert length(play(times, "P")) == pytest.approx(own[0].serial_ms / own[0].projected)

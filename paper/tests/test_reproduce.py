@@ -5,19 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from parlay.compare import Planned
+from parlay.compare import Planned, Row
 from parlay.recipe import Recipe
-from parlay_paper import side_by_side, speed
-from parlay_paper.request import Request
+from parlay_paper import speed
+from parlay_paper.side_by_side import Crowd
 from parlay_paper.tables import EXPERIMENTS, Line
 from runs import answer, is_running, listen, parlay, summary, wait_for
 
@@ -57,26 +55,23 @@ def test_a_wrong_key_for_a_kind_of_rows_is_named(text: str, told: str, tmp_path:
 
 
 def test_runs_side_by_side_share_the_memory_of_the_device(tmp_path: Path) -> None:
-    planned = [
-        Planned(Request("table1", tmp_path).row(line), Recipe(), tmp_path / line.name) for line in lines("table1")
-    ]
+    planned = [Planned(Row(f"row {n}", {}), Recipe(), tmp_path / str(n)) for n in range(3)]
     needs = {one.folder: 10 * (n + 1) for n, one in enumerate(planned)}
-    going: list[Any] = []
+    first, _, third = planned
 
-    def chosen(room: int | None) -> int | None:
-        return side_by_side._next(planned[2:], going, 3, room, needs)
+    def chosen(room: int | None, going: list[Planned]) -> Planned | None:
+        crowd = Crowd([third], 3, room, needs)
+        crowd.going = [(one, None) for one in going]  # type: ignore[misc]
+        return crowd.next()
 
-    assert chosen(5) == 0  # alone, whatever it needs
-    going.append(side_by_side._Going(planned[0], None))  # type: ignore[arg-type]
-    assert chosen(None) == 0
-    assert chosen(40) is None  # the first one still compiles
-    planned[0].folder.mkdir()
-    (planned[0].folder / "records.jsonl").write_text("{}\n")
-    assert chosen(40) == 0
-    assert chosen(39) is None
-    assert chosen(None) == 0
-    going += going * 2
-    assert chosen(None) is None
+    assert chosen(5, []) is third  # alone, whatever it needs
+    assert chosen(None, [first]) is third
+    assert chosen(40, [first]) is None  # the first one still compiles
+    first.folder.mkdir()
+    (first.folder / "records.jsonl").write_text("{}\n")
+    assert chosen(40, [first]) is third
+    assert chosen(39, [first]) is None
+    assert chosen(None, [first] * 3) is None
 
 
 def test_rows_are_those_of_one_table(capsys: Capsys) -> None:
@@ -106,6 +101,7 @@ def test_a_figure_without_speeds_times_nothing_and_names_the_device_of_its_runs(
     assert "speed-up, paper" in table
 
 
+@pytest.mark.slow
 def test_several_are_reproduced_at_once_and_share_their_runs(tiny: list[str], tmp_path: Path, capsys: Capsys) -> None:
     words = [*tiny[1:], "--epochs", "1"]
     assert parlay("reproduce", "figure4", "figure7", *words) == 0
@@ -119,6 +115,7 @@ def test_several_are_reproduced_at_once_and_share_their_runs(tiny: list[str], tm
     assert all(row["status"] == "1 finished" for one in told for row in one["rows"])
 
 
+@pytest.mark.slow
 def test_a_table_is_reproduced_from_ordinary_runs_and_goes_on_after_an_interruption(
     tiny: list[str], tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,24 +159,7 @@ def test_a_table_is_reproduced_from_ordinary_runs_and_goes_on_after_an_interrupt
     assert all((out / figure["file"]).is_file() for figure in second["figures"])
 
 
-def test_the_interrupted_table_equals_an_undisturbed_one(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
-) -> None:
-    words = ["reproduce", *tiny, "--rows", "al-k2"]
-    listen(monkeypatch, stop_after=5)
-    assert parlay(*words) == 1
-    listen(monkeypatch)
-    assert parlay(*words) == 0
-    stopped = summary(tmp_path / "out/runs/cifar10/al-k2-s0")
-    shutil.rmtree(tmp_path / "out")
-    assert parlay(*words) == 0
-    capsys.readouterr()
-    whole = summary(tmp_path / "out/runs/cifar10/al-k2-s0")
-    assert [stopped[key] for key in ("test_loss", "train_loss", "violation")] == [
-        whole[key] for key in ("test_loss", "train_loss", "violation")
-    ]
-
-
+@pytest.mark.slow
 def test_rows_run_side_by_side_as_processes_of_the_same_command(
     tiny: list[str], tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +173,7 @@ def test_rows_run_side_by_side_as_processes_of_the_same_command(
     assert (tmp_path / "out/runs/cifar10/al-k2-s0.log").is_file()
 
 
+@pytest.mark.slow
 def test_when_the_command_is_killed_none_of_its_runs_is_left(tiny: list[str], tmp_path: Path) -> None:
     words = ["reproduce", *tiny, "--rows", "serial-da,al-k2", "--at-once", "2", "--epochs", "100000"]
     command = subprocess.Popen([sys.executable, "-m", "parlay.cli", *words], stderr=subprocess.DEVNULL)

@@ -65,6 +65,7 @@ def states() -> dict[str, str]:
     return {name: keys["state"] for name, keys in tomllib.loads(Path("queue.toml").read_text()).items()}
 
 
+@pytest.mark.slow
 def test_what_a_budget_cuts_off_goes_on_on_another_machine_and_ends_as_if_nothing_had_happened(
     tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,7 +172,7 @@ def test_the_printed_memory_is_that_of_the_formula_but_for_the_known_misprints(t
 def test_the_column_of_the_formula_is_the_formula(row: str, gib: float, tmp_path: Path) -> None:
     request = Request("table1", tmp_path, scale=0.1, instead={"device": "cpu"})
     line = next(line for line in request.lines if line.name == row)
-    assert runs.formula_bytes(runs.recipe_of(request, line)) / 2**30 == pytest.approx(gib, abs=0.005)
+    assert runs.formula_bytes(runs.recipe_of(request, line, [])) / 2**30 == pytest.approx(gib, abs=0.005)
 
 
 def test_figures_use_the_runs_of_their_tables() -> None:

@@ -173,7 +173,7 @@ def telling(found: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
 
 def cell(value: Any, column: Column) -> str:
     """For people."""
-    if value is None or value == "":
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     if not is_number(value):
         return str(value)
@@ -184,6 +184,7 @@ def cell(value: Any, column: Column) -> str:
 
 
 def is_number(value: Any) -> bool:
+    """Finite, as JSON may hold."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

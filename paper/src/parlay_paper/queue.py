@@ -52,16 +52,18 @@ class Queue:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        text = _text(path)
-        lines = text.splitlines(keepends=True)
-        self.head = "".join(lines[: next((n for n, line in enumerate(lines) if not line.startswith("#")), len(lines))])
         try:
+            text = path.read_text()
             content = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except FileNotFoundError:
+            raise InputError(f"no queue at {path}: write the path of a TOML file") from None
+        except (ValueError, OSError) as error:
             raise InputError(
-                f"{path} is no queue ({error}): write a table for each row, as in [serial-da-s0]"
+                f"{path} is no queue ({error}): write a TOML file with a table for each row, as in [serial-da-s0]"
             ) from None
-        self.entries = {name: _entry(name, keys, path) for name, keys in content.items()}
+        found = re.match(r"(#.*\n)*", text)
+        self.head = found[0] if found else ""
+        self.entries = {name: _entry(f"[{name}] of {path}", keys) for name, keys in content.items()}
         self._refuse_other_histories()
 
     def chosen(self, names: Sequence[str], minutes: float) -> list[str]:
@@ -80,25 +82,22 @@ class Queue:
                 work += needed if needed <= minutes else 0.0
         return found
 
-    def change(self, name: str, **keys: Any) -> None:
-        from parlay.checkpoint import atomic_write
-
-        self.entries[name] = replace(self.entries[name], **keys)
-        tables = [f"[{_key(name)}]\n{_toml(entry)}" for name, entry in self.entries.items()]
-        atomic_write(self.path, "\n".join([*([self.head] if self.head else []), *tables]))
-
     def note(self, one: Planned, said: str | None = None) -> None:
         """What has become of a row; `said`: its process has ended with these words."""
-        status, entry = status_of(one.folder), self.entries[one.row.text]
-        keys: dict[str, Any] = {}
+        name, status = one.row.text, status_of(one.folder)
+        old = new = self.entries[name]
         if status == "finished":
-            keys = {"state": DONE, "why": _result(one.folder)}
+            new = replace(old, state=DONE, why=_result(one.folder))
         elif status == "diverged" or not (said or "interrupted").startswith("interrupted"):
-            keys = {"state": FAILED, "why": said or status}
-        if (keys or begun(one)) and not entry.commit:
-            keys["commit"] = code_commit()
-        if any(getattr(entry, key) != value for key, value in keys.items()):
-            self.change(one.row.text, **keys)
+            new = replace(old, state=FAILED, why=said or status or "")
+        if (new != old or begun(one)) and not old.commit:
+            new = replace(new, commit=code_commit())
+        if new != old:
+            from parlay.checkpoint import atomic_write
+
+            self.entries[name] = new
+            tables = [f"[{_key(name)}]\n{_toml(entry)}" for name, entry in self.entries.items()]
+            atomic_write(self.path, "\n".join([*([self.head] if self.head else []), *tables]))
 
     def needed(self, one: Planned) -> float | None:
         """Minutes for the epochs that are left: by the row's own first epochs, by the queue before there are three."""
@@ -114,22 +113,22 @@ class Queue:
         runs = {one.row.text: one for one in planned}
         told = []
         for name, entry in self.entries.items():
-            one = runs.get(name)
-            done, epochs = (len(_records(one.folder)), one.recipe.epochs) if one is not None else (None, None)
-            left = self.needed(one) if one is not None else entry.minutes
-            told.append({"row": name, **asdict(entry), "epochs_done": done, "epochs": epochs, "minutes_left": left})
+            far: dict[str, Any] = {"epochs_done": None, "epochs": None, "minutes_left": entry.minutes}
+            if (one := runs.get(name)) is not None:
+                far = {"epochs_done": len(_records(one.folder)), "epochs": one.recipe.epochs}
+                far["minutes_left"] = self.needed(one)
+            told.append({"row": name, **asdict(entry), **far})
         return told
 
     def _refuse_other_histories(self) -> None:
         """A commit that ran a row must be one that a reader can look up. Outside of a repository nobody can."""
         where = self.path.absolute().parent
-        if _git(where, "rev-parse", "HEAD") is None:
+        commits = {entry.commit: name for name, entry in self.entries.items() if entry.commit}
+        if not commits or _git(where, "rev-parse", "HEAD") is None:
             return
-        for name, entry in self.entries.items():
-            if entry.commit and _git(where, "merge-base", "--is-ancestor", entry.commit, "HEAD") is None:
-                raise InputError(
-                    f"the commit {entry.commit} of {name} is not in the history: write the one that ran it"
-                )
+        for commit, name in commits.items():
+            if _git(where, "merge-base", "--is-ancestor", commit, "HEAD") is None:
+                raise InputError(f"the commit {commit} of {name} is not in the history: write the one that ran it")
 
 
 @final
@@ -138,12 +137,10 @@ class Budget:
 
     def __init__(self, queue: Queue, planned: Iterable[Planned], minutes: float) -> None:
         self.queue, self.minutes, self.began = queue, minutes, time.monotonic()
-        for one in planned:
-            if queue.needed(one) is None:
-                name = one.row.text
-                raise InputError(
-                    f"{name} has no estimate to go by: write its minutes in {queue.path}, as in minutes = 12"
-                )
+        unknown = [one.row.text for one in planned if queue.needed(one) is None]
+        if unknown:
+            where = f"write its minutes in {queue.path}, as in minutes = 12"
+            raise InputError(f"{unknown[0]} has no estimate to go by: {where}")
 
     @property
     def left(self) -> float:
@@ -166,8 +163,7 @@ def as_text(told: Sequence[Mapping[str, Any]]) -> str:
         words = [row["state"], row["why"]]
         if row["state"] == OPEN:
             far = f"epoch {row['epochs_done']} of {row['epochs']}" if row["epochs_done"] else ""
-            left = f"{row['minutes_left']:.1f} minutes left" if row["minutes_left"] is not None else ""
-            words = [OPEN, far, left]
+            words = [OPEN, far, f"{row['minutes_left']:.1f} minutes left" if row["minutes_left"] is not None else ""]
         lines.append(f"{row['row']:<{width}}  {', '.join(word for word in words if word)}")
     return "\n".join(lines)
 
@@ -187,31 +183,21 @@ def _git(where: Path, *words: str) -> str | None:
     return made.stdout.strip() if made.returncode == 0 else None
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        raise InputError(f"no queue at {path}: write the path of a TOML file") from None
-    except (UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path} is no queue ({error}): write the path of a TOML file") from None
-
-
-def _entry(name: str, keys: Any, path: Path) -> Entry:
-    known = {key.name: key for key in fields(Entry)}
+def _entry(at: str, keys: Any) -> Entry:
+    known = [key.name for key in fields(Entry)]
     if not isinstance(keys, dict):
-        raise InputError(f"{name} is {keys!r} in {path}: write a table for each row, as in [serial-da-s0]")
+        raise InputError(f"{at} is {keys!r}: write a table for each row, as in [serial-da-s0]")
     for key, value in keys.items():
         if key not in known:
-            raise InputError(f"unknown key '{key}' in [{name}] of {path}: write '{nearest(key, known)}'")
-        if key == "minutes":
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-                raise InputError(f"minutes is {value!r} in [{name}] of {path}: write a number above 0")
-        elif not isinstance(value, str):
-            raise InputError(f"{key} is {value!r} in [{name}] of {path}: write a text")
+            raise InputError(f"unknown key '{key}' in {at}: write '{nearest(key, known)}'")
+        if key == "minutes" and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+            raise InputError(f"minutes is {value!r} in {at}: write a number above 0")
+        if key != "minutes" and not isinstance(value, str):
+            raise InputError(f"{key} is {value!r} in {at}: write a text")
     if not keys.get("command"):
-        raise InputError(f"[{name}] of {path} has no command: write that of its run, as in parlay reproduce table1")
+        raise InputError(f"{at} has no command: write that of its run, as in parlay reproduce table1")
     if keys.get("state", OPEN) not in STATES:
-        raise InputError(f"state is '{keys['state']}' in [{name}] of {path}: write one of {', '.join(STATES)}")
+        raise InputError(f"state is '{keys['state']}' in {at}: write one of {', '.join(STATES)}")
     return Entry(**keys)
 
 

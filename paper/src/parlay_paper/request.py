@@ -40,19 +40,17 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.name not in EXPERIMENTS:
-            known = ", ".join(EXPERIMENTS)
-            raise InputError(
-                f"unknown name '{self.name}': write one of {known} (nearest: {nearest(self.name, EXPERIMENTS)})"
-            )
+            known = f"{', '.join(EXPERIMENTS)} (nearest: {nearest(self.name, EXPERIMENTS)})"
+            raise InputError(f"unknown name '{self.name}': write one of {known}")
         if not 0 < self.scale <= 1:
             raise InputError(f"scale is {self.scale}: write a share of the training samples above 0 and up to 1")
         if self.at_once < 1:
             raise InputError(f"at-once is {self.at_once}: write a number of at least 1")
-        known_rows = [line.name for line in self.experiment.lines]
+        names = [line.name for line in self.lines]
         for row in self.rows:
-            if row not in known_rows:
-                raise InputError(f"{self.name} has no row '{row}': write {nearest(row, known_rows)}")
-        for key in (*self.instead, *(key for keys in self.of_kind.values() for key in keys)):
+            if row not in names:
+                raise InputError(f"{self.name} has no row '{row}': write {nearest(row, names)}")
+        for key in (key for keys in (self.instead, *self.of_kind.values()) for key in keys):
             if key in FIXED:
                 raise InputError(f"{flag(key)} is what the rows are made of: leave it out of the recipe")
         for keys in ({}, *self.of_kind.values()):
@@ -76,9 +74,9 @@ class Request:
         return self.experiment.lines
 
     @property
-    def selected(self) -> tuple[Line, ...]:
+    def selected(self) -> list[Line]:
         """Those to run."""
-        return tuple(line for line in self.lines if not self.rows or line.name in self.rows)
+        return [line for line in self.lines if not self.rows or line.name in self.rows]
 
     @property
     def folder(self) -> Path:
@@ -95,17 +93,15 @@ class Request:
 
     def keys(self) -> dict[str, Any]:
         """What all rows have in common."""
-        epochs = self.workload.epochs if self.epochs is None else self.epochs
-        # a checkpoint holds the states, up to 92 GiB of them: one where a run is interrupted, none between
         keys = {
             **self.workload.keys,
-            "epochs": epochs,
+            "epochs": self.workload.epochs if self.epochs is None else self.epochs,
             "data_dir": self.data_dir,
-            "checkpoint_every": 0,
+            "checkpoint_every": 0,  # a checkpoint holds the states, up to 92 GiB: one where a run is interrupted
             **self.instead,
         }
         if self.scale < 1:
-            keys["train_samples"] = max(round(self.scale * self._samples(keys)), 1)
+            keys["train_samples"] = max(round(self.scale * _samples(Recipe(**keys))), 1)
         return keys
 
     def row(self, line: Line) -> Row:
@@ -129,18 +125,16 @@ class Request:
     def _others(self, keys: Mapping[str, Any]) -> list[str]:
         """Those of these keys that are not the paper's."""
         paper = {**{key.name: key.default for key in fields(Recipe)}, **self.workload.keys}
-        return [
-            f"{flag(key)} {value} in the place of {paper[key]}"
-            for key, value in keys.items()
-            if value != paper[key] and key not in ASIDE
-        ]
+        others = {key: value for key, value in keys.items() if value != paper[key] and key not in ASIDE}
+        return [f"{flag(key)} {value} in the place of {paper[key]}" for key, value in others.items()]
 
-    def _samples(self, keys: Mapping[str, Any]) -> int:
-        if keys["dataset"] == "synthetic":
-            return Recipe(**keys).synthetic_samples
-        from parlay import data  # torch: only where a share of them is asked for
 
-        return data.facts(Recipe(**keys).dataset).train_size
+def _samples(recipe: Recipe) -> int:
+    if recipe.dataset == "synthetic":
+        return recipe.synthetic_samples
+    from parlay import data  # torch: only where a share of them is asked for
+
+    return data.facts(recipe.dataset).train_size
 
 
 def read_instead(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

@@ -37,6 +37,7 @@ ROOM = 0.9  # of the GPU's memory
 class Run:
     """A run folder, as far as a table or a figure needs it."""
 
+    folder: Path
     recipe: Mapping[str, Any]
     epochs: Sequence[Mapping[str, Any]]
     """The lines of `records.jsonl`."""
@@ -61,7 +62,7 @@ def load(folder: Path) -> Run:
     path = folder / "summary.json"
     try:
         summary = json.loads(path.read_text()) if path.is_file() else {}
-        return Run(compare.kept(folder), records.read(folder / "records.jsonl"), dict(summary))
+        return Run(folder, compare.kept(folder), records.read(folder / "records.jsonl"), dict(summary))
     except (OSError, TypeError, ValueError) as error:
         raise InputError(f"{folder} is damaged ({error}): delete it, and run its row again") from None
 
@@ -78,19 +79,16 @@ def carry_out(requests: Sequence[Request], fit: Fit, progress: Progress) -> str:
 
 def serve(queue: Queue, planned: Sequence[Planned], minutes: float, at_once: int, progress: Progress) -> str:
     """Make the rows of a queue that there is time for, and write to its file what became of each."""
-    over = [one for one in planned if compare.is_over(one)]
-    left = [one for one in planned if one not in over]
+    left = [one for one in planned if not compare.is_over(one)]
     for one in left:
         _refuse_other_checkpoint(one)
     budget = Budget(queue, left, minutes)
-    for one in over:
-        queue.note(one)
-    if not left:
-        return "finished"
     try:
+        if not left:
+            return "finished"
         return side_by_side.carry_out(left, at_once, _room(left[0].recipe), _bytes, progress, budget)
     finally:
-        for one in left:
+        for one in planned:
             queue.note(one)
 
 
@@ -110,15 +108,15 @@ def as_it_was(one: Planned) -> Planned:
     return replace(one, recipe=replace(one.recipe, **same))
 
 
-def there(request: Request, line: Line) -> list[Path]:
-    """The run folders of a line that hold something already."""
-    return [folder for folder in request.folders(line) if (folder / "records.jsonl").is_file()]
+def there(request: Request, line: Line) -> list[Run]:
+    """The runs of a line, as far as they have come."""
+    return [load(folder) for folder in request.folders(line) if (folder / "records.jsonl").is_file()]
 
 
-def recipe_of(request: Request, line: Line) -> Recipe:
+def recipe_of(request: Request, line: Line, made: Sequence[Run]) -> Recipe:
     """That of the line's first run, which knows its cuts; otherwise as it would be made."""
-    for folder in there(request, line):
-        return make_recipe(read_recipe(folder / "recipe.toml"), {})
+    if made:
+        return make_recipe(read_recipe(made[0].folder / "recipe.toml"), {})
     return Recipe(**{**request.keys(), **request.row(line).keys})
 
 
@@ -134,16 +132,14 @@ def _refuse_other_checkpoint(one: Planned) -> None:
     if found is None:
         return
     setup = set_up(one.recipe)
-    ours: dict[str, Any] = {"seed": setup.recipe.seed, "cuts": list(setup.partition.cuts)}
-    theirs = {"seed": found.meta["made_with"]["seed"], "cuts": found.meta["cuts"]}
     schedule = Schedule.parse(setup.recipe.schedule)
+    ours = {"seed": setup.recipe.seed, "cuts": list(setup.partition.cuts)}
+    theirs = {"seed": found.meta["made_with"]["seed"], **found.meta}
     if schedule.kind != "adaptive":
-        ours["phases"], theirs["phases"] = schedule.phases(setup.recipe.epochs), found.meta["phases"]
-    for name, value in ours.items():
-        if theirs[name] != value:
-            raise InputError(
-                f"{found.path} is of another row (its {name} differ): take it away, or bring that of {one.row.text}"
-            )
+        ours["phases"] = schedule.phases(setup.recipe.epochs)
+    for name in (name for name, value in ours.items() if theirs[name] != value):
+        other = f"{found.path} is of another row (its {name} differ)"
+        raise InputError(f"{other}: take it away, or bring that of {one.row.text}")
 
 
 def _room(recipe: Recipe) -> int | None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
@@ -27,15 +27,61 @@ GRACE = 600.0  # seconds for the processes to write their checkpoints after an i
 
 @final
 @dataclass
-class _Going:
-    """A process at work."""
+class Crowd:
+    """The runs that are left, and those at work: no more at once than there is room and time for."""
 
-    one: Planned
-    process: subprocess.Popen[bytes]
+    left: list[Planned]
+    at_once: int
+    room: int | None
+    """Bytes for all together; None where nobody counts."""
+    needs: Mapping[Path, int]
+    """Bytes of each, by its folder."""
+    budget: Budget | None = None
+    going: list[tuple[Planned, subprocess.Popen[bytes]]] = field(default_factory=list)
 
-    @property
-    def epochs(self) -> int:
-        return epochs_done(self.one)
+    def next(self) -> Planned | None:
+        """The first run that fits beside those at work; too large a run is made alone.
+
+        On a GPU the second run waits until the first has an epoch behind it: all then find its compiled code in the
+        cache.
+        """
+        beside = [one for one, _ in self.going]
+        if len(beside) >= self.at_once:
+            return None
+        if self.room is not None and len(beside) == 1 and epochs_done(beside[0]) == 0:
+            return None
+        taken = sum(self.needs[one.folder] for one in beside)
+        for one in self.left:
+            roomy = self.room is None or not beside or taken + self.needs[one.folder] <= self.room
+            if roomy and (self.budget is None or self.budget.fits(one, beside)):
+                return one
+        return None
+
+    def start(self) -> None:
+        while (one := self.next()) is not None:
+            self.left.remove(one)
+            self.going.append((one, _start(one, self.at_once)))
+
+    def ended(self) -> list[tuple[Planned, str]]:
+        """Those that have ended since, with the last thing that each has said."""
+        over = [pair for pair in self.going if pair[1].poll() is not None]
+        self.going = [pair for pair in self.going if pair not in over]
+        return [(one, _said(one) or f"exit code {process.returncode}") for one, process in over]
+
+    def stop(self) -> None:
+        """Each writes a checkpoint at its next step; the same command goes on from there."""
+        for _, process in self.going:
+            process.terminate()
+        until = time.monotonic() + GRACE
+        for _, process in self.going:
+            try:
+                process.wait(max(until - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def text(self) -> str:
+        return ", ".join(f"{one.folder.name} {epochs_done(one)}/{one.recipe.epochs}" for one, _ in self.going)
 
 
 def carry_out(
@@ -51,39 +97,35 @@ def carry_out(
     Within a budget, only those that it has time for; those at work when it is over stop with a checkpoint.
     Gives the status of the whole, as `compare.carry_out` does: finished, interrupted or failed.
     """
-    left = [one for one in planned if not is_over(one)]
-    if len(left) < len(planned):
-        progress.line(f"{len(planned) - len(left)} of {len(planned)} runs are done already")
-    needs = {one.folder: memory(one) for one in left}
-    asked, over, failed, told = tuple(left), 0, False, time.monotonic()
-    seen = sum(map(epochs_done, asked))
+    asked = [one for one in planned if not is_over(one)]
+    if len(asked) < len(planned):
+        progress.line(f"{len(planned) - len(asked)} of {len(planned)} runs are done already")
+    crowd = Crowd(list(asked), at_once, room, {one.folder: memory(one) for one in asked}, budget)
+    over, failed, told, seen = 0, False, time.monotonic(), sum(map(epochs_done, asked))
     progress.begin(sum(one.recipe.epochs for one in asked), seen)
-    going: list[_Going] = []
     with Interrupt() as interrupt:
         try:
             while not (interrupt.requested() or (budget is not None and budget.over())):
-                while (n := _next(left, going, at_once, room, needs, budget)) is not None:
-                    going.append(_start(left.pop(n), at_once))
-                if not going:
+                crowd.start()
+                if not crowd.going:
                     break
                 time.sleep(LOOK)
-                for ended in [one for one in going if one.process.poll() is not None]:
-                    going.remove(ended)
+                for one, said in crowd.ended():
                     over += 1
-                    failed = failed or status_of(ended.one.folder) not in OVER
-                    progress.line(f"{over} of {len(asked)} runs: {ended.one.title}: {_outcome(ended)}")
+                    failed = failed or status_of(one.folder) not in OVER
+                    progress.line(f"{over} of {len(asked)} runs: {one.title}: {said}")
                     if budget is not None:
-                        budget.queue.note(ended.one, _outcome(ended))
+                        budget.queue.note(one, said)
                 while seen < sum(map(epochs_done, asked)):
-                    progress.step(_text(going))
+                    progress.step(crowd.text())
                     seen += 1
-                if going and time.monotonic() - told > TELL:
+                if crowd.going and time.monotonic() - told > TELL:
                     told = time.monotonic()
-                    progress.line(_text(going))
+                    progress.line(crowd.text())
             if interrupt.requested():
                 return "interrupted"
         finally:
-            _stop(going)
+            crowd.stop()
             progress.end()
     return "failed" if failed else "finished"
 
@@ -93,39 +135,15 @@ def epochs_done(one: Planned) -> int:
     return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 
-def _next(
-    left: Sequence[Planned],
-    going: Sequence[_Going],
-    at_once: int,
-    room: int | None,
-    needs: Mapping[Path, int],
-    budget: Budget | None = None,
-) -> int | None:
-    """The first run that fits beside those at work, into the memory and the budget; too large a run is made alone.
-
-    On a GPU the second run waits until the first has an epoch behind it: all then find its compiled code in the cache.
-    """
-    if not left or len(going) >= at_once:
-        return None
-    if room is not None and len(going) == 1 and going[0].epochs == 0:
-        return None
-    taken, beside = sum(needs[one.one.folder] for one in going), [one.one for one in going]
-    for n, one in enumerate(left):
-        roomy = room is None or not going or taken + needs[one.folder] <= room
-        if roomy and (budget is None or budget.fits(one, beside)):
-            return n
-    return None
-
-
-def _start(one: Planned, at_once: int) -> _Going:
+def _start(one: Planned, at_once: int) -> subprocess.Popen[bytes]:
     """From a recipe file; recipe and log lie beside the run folder."""
     one.folder.parent.mkdir(parents=True, exist_ok=True)
-    recipe = one.folder.with_name(one.folder.name + ".toml")
+    recipe = _beside(one, ".toml")
     recipe.write_text(one.recipe.toml())
     words = ["train", "--recipe", str(recipe), "--out", str(one.folder), *(["--resume"] if begun(one) else [])]
     threads = str(max((os.cpu_count() or 1) // at_once, 1))
-    with _log(one).open("ab") as file:
-        process = subprocess.Popen(
+    with _beside(one, ".log").open("ab") as file:
+        return subprocess.Popen(
             [sys.executable, "-m", "parlay.cli", *words],
             stdout=file,
             stderr=file,
@@ -133,31 +151,12 @@ def _start(one: Planned, at_once: int) -> _Going:
             env={"OMP_NUM_THREADS": threads, **os.environ, worker.LAUNCHER: str(os.getpid())},  # it ends with this one
             start_new_session=True,  # Ctrl-C is for this process, which then asks them to stop
         )
-    return _Going(one, process)
 
 
-def _stop(going: Sequence[_Going]) -> None:
-    """Each writes a checkpoint at its next step; the same command goes on from there."""
-    for one in going:
-        one.process.terminate()
-    until = time.monotonic() + GRACE
-    for one in going:
-        try:
-            one.process.wait(max(until - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            one.process.kill()
-            one.process.wait()
+def _said(one: Planned) -> str:
+    lines = _beside(one, ".log").read_text(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("parlay: ") if lines else ""
 
 
-def _text(going: Sequence[_Going]) -> str:
-    return ", ".join(f"{one.one.folder.name} {one.epochs}/{one.one.recipe.epochs}" for one in going)
-
-
-def _log(one: Planned) -> Path:
-    return one.folder.with_name(one.folder.name + ".log")
-
-
-def _outcome(ended: _Going) -> str:
-    """The last thing that it has said."""
-    lines = _log(ended.one).read_text(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("parlay: ") if lines else f"exit code {ended.process.returncode}"
+def _beside(one: Planned, end: str) -> Path:
+    return one.folder.with_name(one.folder.name + end)

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from parlay.recipe import STREAMING
-
 WITHOUT, RANDOM = "none", "random"
 HYBRID = "hybrid"
 KINDS = {
@@ -55,7 +53,7 @@ class Line:
     @property
     def ours(self) -> bool:
         """Not in the paper: Parlay's answer to it."""
-        return self.method in STREAMING
+        return self.method == "replay"
 
     @property
     def kind(self) -> str:
@@ -65,10 +63,10 @@ class Line:
     @property
     def name(self) -> str:
         """Of its run folders, and for `--rows`."""
-        parts = ["ds"] * (self.downsample > 1) + ["sph"] * bool(self.ratio) + [self.method]
-        parts += [f"k{self.stages}"] * (self.method != "serial") + [self.ratio.replace(":", "to")] * bool(self.ratio)
-        parts += {"": [], WITHOUT: ["no-da"], RANDOM: ["da"]}.get(self.augment, [f"da{self.augment}"])
-        return "-".join([*parts, *([self.schedule] if self.schedule else [])])
+        kind = "ds-" * (self.downsample > 1) + "sph-" * bool(self.ratio) + self.method
+        stages = "" if self.method == "serial" else f"k{self.stages}"
+        seen = {"": "", WITHOUT: "no-da", RANDOM: "da"}.get(self.augment, f"da{self.augment}")
+        return "-".join(part for part in (kind, stages, self.ratio.replace(":", "to"), seen, self.schedule) if part)
 
     @property
     def label(self) -> str:
@@ -79,7 +77,7 @@ class Line:
         short = self.downsample > 1 or bool(self.ratio)
         kind = {"penalty": "P" if short else "Penalty", "al": "AL"}.get(self.method, self.method.capitalize())
         text = f"{'DS-' * (self.downsample > 1)}{'SPH-' * bool(self.ratio)}{kind} (K={self.stages}){seen}"
-        return text + (f", {self.ratio}" if self.ratio else "") + (f", {self.schedule}" if self.schedule else "")
+        return ", ".join(part for part in (text, self.ratio, self.schedule) if part)
 
     def keys(self, workload: Workload) -> dict[str, Any]:
         """What is its own in a recipe."""

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from parlay.checkpoint import atomic_write
 from parlay.recipe import Recipe
 from parlay.records import write_json
 from parlay_paper import columns, page, runs
 from parlay_paper.columns import Facts
-from parlay_paper.figures import Shown, draw, save
+from parlay_paper.figures import Scene, Shown, draw, save
 from parlay_paper.request import Request
-from parlay_paper.runs import Run
 from parlay_paper.speed import Timing, Timings, speedups
-from parlay_paper.tables import MISPRINTS
+from parlay_paper.tables import MISPRINTS, Line
 
 OF_SPEED = (
     "Baseline of every speed-up here: serial training of the same network, with the same batch and the same engine.",
@@ -30,21 +28,6 @@ OF_HALVES = (
     "In a parallel epoch a stage of Penalty trains on half of the samples (order red-black). "
     "Its speed-up over serial counts epochs; the column beside it counts samples trained."
 )
-NO_TIMES: dict[str, Any] = {"serial_ms": None, "stage_ms": {}, "message_ms": {}}
-
-
-@final
-@dataclass(frozen=True)
-class Found:
-    """What there is of an experiment: everything in the order of its lines."""
-
-    folders: list[list[Path]]
-    runs: list[list[Run]]
-    recipes: list[Recipe]
-    timings: list[Timing | None]
-    environment: Mapping[str, Any]
-    """Of the timings, or where there are none of the first run that has finished."""
-    rows: list[dict[str, Any]]
 
 
 def write(request: Request, status: str, command: str, say: Callable[[str], None]) -> dict[str, Any]:
@@ -52,87 +35,78 @@ def write(request: Request, status: str, command: str, say: Callable[[str], None
 
     What is missing is timed first, now that all is quiet, where speeds are shown, but not after an interrupt.
     """
-    found = _found(request, say if request.experiment.shows_speed and status != "interrupted" else None)
+    made = {line: runs.there(request, line) for line in request.lines}
+    recipes = {line: runs.recipe_of(request, line, made[line]) for line in request.lines}
+    ended = [run for each in made.values() for run in each if run.finished]
+    timings = Timings(request.runs / "timings.json", Recipe(**request.keys()).device)
+    speeds = request.experiment.shows_speed
+    if speeds and status != "interrupted":
+        timings.add([recipes[line] for line in made if any(run.finished for run in made[line])], say)
+    known = {line: timing for line, recipe in recipes.items() if (timing := timings.of(recipe)) is not None}
+    rows = [_row(request, line, recipes[line], made[line], known.get(line)) for line in request.lines]
+    environment = ended[0].summary["environment"] if ended and not known else timings.environment
     request.folder.mkdir(parents=True, exist_ok=True)
+    keys, first = request.keys(), recipes[request.lines[0]]
+    shown = [Shown(line, row, made[line]) for line, row in zip(request.lines, rows, strict=True)]
+    scene = Scene(request.name, shown, keys["epochs"], request.loss, request.data_dir)
+    drawn = [one for kind in request.experiment.figures for one in draw(kind, scene)]
     heads = columns.columns(request.loss)
     told = {
         "name": request.name,
         "title": request.experiment.title,
         "status": status,
         "workload": request.experiment.workload,
-        "model": found.recipes[0].model,
-        "dataset": found.recipes[0].dataset,
-        "epochs": request.keys()["epochs"],
+        "model": first.model,
+        "dataset": first.dataset,
+        "epochs": keys["epochs"],
         "paper_epochs": request.workload.epochs,
         "scale": request.scale,
         "seeds": list(request.seeds),
         "labels": request.labels(),
-        "notes": _notes(request, found),
+        "notes": _notes(request, rows),
         "metric": "test_loss" if request.loss else "test_accuracy",
         "columns": [{**asdict(head), "short": head.short or head.title} for head in heads],
-        "rows": found.rows,
-        "figures": _drawn(request, found),
-        **(_stage_times(found) if request.experiment.shows_speed else NO_TIMES),
+        "rows": rows,
+        "figures": [{"file": save(one, request.folder)[0].name, "caption": one.caption} for one in drawn],
+        **_stage_times(known if speeds else {}),
         "command": command,
-        "environment": found.environment,
+        "environment": environment,
     }
     write_json(request.folder / page.FILE, told)
-    atomic_write(request.folder / f"{request.name}.csv", page.as_csv(heads, found.rows))
+    atomic_write(request.folder / f"{request.name}.csv", page.as_csv(heads, rows))
     atomic_write(request.folder / f"{request.name}.md", page.as_markdown(told))
-    if any(found.folders):
+    if any(made.values()):
         page.write([page.read(request.folder)], [], request.folder / "report.html")
     return told
 
 
-def _found(request: Request, say: Callable[[str], None] | None) -> Found:
-    lines, timings = request.lines, Timings(request.runs / "timings.json", Recipe(**request.keys()).device)
-    folders = [runs.there(request, line) for line in lines]
-    made = [[runs.load(folder) for folder in each] for each in folders]
-    recipes = [runs.recipe_of(request, line) for line in lines]
-    if say is not None:
-        timings.add([r for r, each in zip(recipes, made, strict=True) if any(run.finished for run in each)], say)
-    rows = []
-    for line, recipe, each, paths in zip(lines, recipes, made, folders, strict=True):
-        apart = line.method != "serial"
-        measured, projected = speedups(timings.of(recipe), columns.phases(each))
-        needed = runs.formula_bytes(recipe) if apart and not line.ours else None
-        facts = Facts(recipe.schedule if apart else "serial", needed, measured, projected)
-        relative = [os.path.relpath(path, request.folder) for path in paths]
-        rows.append({**columns.row(line, each, facts, request.loss), "folders": relative})
-    known = [timings.of(recipe) for recipe in recipes]
-    ended = (run.summary["environment"] for each in made for run in each if run.finished)
-    environment = timings.environment if any(known) else next(ended, timings.environment)
-    return Found(folders, made, recipes, known, environment, rows)
+def _row(
+    request: Request, line: Line, recipe: Recipe, made: Sequence[runs.Run], timing: Timing | None
+) -> dict[str, Any]:
+    apart = line.method != "serial"
+    needed = runs.formula_bytes(recipe) if apart and not line.ours else None
+    facts = Facts(recipe.schedule if apart else "serial", needed, *speedups(timing, columns.phases(made)))
+    folders = [os.path.relpath(run.folder, request.folder) for run in made]
+    return {**columns.row(line, made, facts, request.loss), "folders": folders}
 
 
-def _notes(request: Request, found: Found) -> list[str]:
+def _notes(request: Request, rows: Iterable[dict[str, Any]]) -> list[str]:
     printed = [line.quoted.memory for line in request.lines]
-    wrong = [memory for memory in MISPRINTS if memory in printed]
+    wrong = {memory: meant for memory, meant in MISPRINTS.items() if memory in printed}
     told = "Columns headed paper are quoted from it."
     if wrong:
-        told += f" Of its memory {_listed(wrong)} are misprints ({_listed(MISPRINTS[memory] for memory in wrong)})."
-    halves = any((row["trained_share"] or 1) < 1 for row in found.rows)
+        numbers, meant = (", ".join(f"{one:.2f}" for one in each) for each in (wrong, wrong.values()))
+        told += f" Of its memory {numbers} are misprints ({meant})."
+    halves = any((row["trained_share"] or 1) < 1 for row in rows)
     of_speed = (*OF_SPEED, *([OF_HALVES] if halves else ())) if request.experiment.shows_speed else ()
     return [*of_speed, told]
 
 
-def _listed(numbers: Iterable[float]) -> str:
-    return ", ".join(f"{number:.2f}" for number in numbers)
-
-
-def _drawn(request: Request, found: Found) -> list[dict[str, str]]:
-    shown = Shown(
-        request.lines, found.rows, found.runs, found.folders, request.keys()["epochs"], request.loss, request.data_dir
-    )
-    pictures = [one for kind in request.experiment.figures for one in draw(kind, shown, request.name)]
-    return [{"file": save(one, request.folder)[0].name, "caption": one.caption} for one in pictures]
-
-
-def _stage_times(found: Found) -> dict[str, Any]:
+def _stage_times(known: dict[Line, Timing]) -> dict[str, Any]:
     """By the number of stages, of the method that computes whole batches, for a timeline of them."""
-    known = [(r, t) for r, t in zip(found.recipes, found.timings, strict=True) if t is not None and r.method == "al"]
+    of_al = [(str(line.stages), timing) for line, timing in known.items() if line.method == "al"]
     return {
-        "serial_ms": known[0][1].serial_ms if known else None,
-        "stage_ms": {str(recipe.stages): timing.stage_ms for recipe, timing in reversed(known)},
-        "message_ms": {str(recipe.stages): timing.message_ms for recipe, timing in reversed(known)},
+        "serial_ms": of_al[0][1].serial_ms if of_al else None,
+        "stage_ms": {stages: timing.stage_ms for stages, timing in reversed(of_al)},
+        "message_ms": {stages: timing.message_ms for stages, timing in reversed(of_al)},
     }
