@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from parlay.recipe import Recipe
 from parlay_paper import columns, figures, isolated, speed
-from parlay_paper.columns import MEASURED, PROJECTED, QUOTED, Facts
+from parlay_paper.columns import MEASURED, PROJECTED, QUOTED
 from parlay_paper.request import Request
 from parlay_paper.runs import Run
 from parlay_paper.tables import EXPERIMENTS
@@ -37,9 +37,9 @@ def test_no_column_mixes_what_is_measured_projected_and_quoted(loss: bool) -> No
     kinds = {column.key: column.kind for column in columns.columns(loss)}
     assert {key for key, kind in kinds.items() if kind == QUOTED} == {"paper_value", "paper_memory", "paper_speedup"}
     for line in TABLE1.values():
-        empty = columns.row(line, [], Facts(""), loss)
+        empty = columns.row(line, [], loss)
         assert all(not empty[key] for key, kind in kinds.items() if kind in (MEASURED, PROJECTED))
-        full = columns.row(line, [made(50.0), made(60.0)], Facts("", 2**30, 1.25, 2.5), loss)
+        full = columns.row(line, [made(50.0), made(60.0)], loss, "", 2**30, (1.25, 2.5))
         assert (full["value"], full["seeds"]) == (0.5 if loss else 55.0, 2)
         assert (full["speedup_measured"], full["speedup_projected"]) == (1.25, 2.5)
         for row in (empty, full):
@@ -50,8 +50,8 @@ def test_no_column_mixes_what_is_measured_projected_and_quoted(loss: bool) -> No
 def test_penalty_is_also_counted_per_sample_trained() -> None:
     """A run of a serial and a parallel epoch: a stage trains on three of four samples."""
     found = columns.columns(False)
-    facts = Facts("", 2**30, 2.0, 2.4)
-    rows = [columns.row(TABLE1[name], [made(50.0)], facts, False) for name in ("penalty-k2", "al-k2")]
+    speeds = (2.0, 2.4)
+    rows = [columns.row(TABLE1[name], [made(50.0)], False, speedups=speeds) for name in ("penalty-k2", "al-k2")]
     assert [row["trained_share"] for row in rows] == [0.75, 1.0]
     assert [row["speedup_measured_per_sample"] for row in rows] == [1.5, 2.0]
     assert [row["speedup_projected_per_sample"] for row in rows] == pytest.approx([1.8, 2.4])
@@ -59,12 +59,12 @@ def test_penalty_is_also_counted_per_sample_trained() -> None:
     assert {"speedup_measured_per_sample", "speedup_projected_per_sample"} < set(keys)
     assert not {"spread", "status"} & set(keys)
     assert not any("per_sample" in column.key for column in columns.telling(found, rows[1:]))
-    joint = columns.row(TABLE1["penalty-k2"], [replace(made(50.0), recipe={"order": "joint"})], facts, False)
+    joint = columns.row(TABLE1["penalty-k2"], [replace(made(50.0), recipe={"order": "joint"})], False)
     assert joint["trained_share"] == 1
 
 
 def test_runs_that_have_not_finished_do_not_count() -> None:
-    row = columns.row(TABLE1["penalty-k2"], [made(80.0), made(1.0, "diverged")], Facts("parallel"), False)
+    row = columns.row(TABLE1["penalty-k2"], [made(80.0), made(1.0, "diverged")], False)
     assert (row["value"], row["spread"], row["seeds"], row["status"]) == (80.0, None, 1, "1 finished, 1 diverged")
 
 
@@ -135,17 +135,17 @@ def test_every_kind_of_figure_can_be_drawn(name: str, tmp_path: Path) -> None:
     images = torch.zeros(10, 1, 8, 8, dtype=torch.uint8)
     save_file({"images": images, "reconstructions": images.clone()}, tmp_path / "reconstructions.safetensors")
 
-    def drawn(found: Sequence[Run], facts: Facts) -> list[figures.Drawn]:
-        lines = [(line, columns.row(line, found, facts, request.loss)) for line in request.lines]
+    def drawn(found: Sequence[Run], *facts: Any) -> list[figures.Drawn]:
+        lines = [(line, columns.row(line, found, request.loss, *facts)) for line in request.lines]
         shown = [figures.Shown(line, row, found) for line, row in lines]
         scene = figures.Scene(name, shown, 2, request.loss, "data")
         return [one for kind in request.experiment.figures for one in figures.draw(kind, scene)]
 
-    pictures = drawn([replace(made(70.0), folder=tmp_path)], Facts("", 2**30, 1.2, 1.9))
+    pictures = drawn([replace(made(70.0), folder=tmp_path)], "", 2**30, (1.2, 1.9))
     assert len({one.name for one in pictures}) == len(pictures) == (3 if name == "table1" else 1)
     for one in pictures:
         assert all(path.stat().st_size > 1000 for path in figures.save(one, tmp_path))
-    assert len(drawn([], Facts(""))) == (name == "table1")  # the paper's own speeds
+    assert len(drawn([])) == (name == "table1")  # the paper's own speeds
 
 
 def test_old_records_get_their_speed_ups_per_sample_trained() -> None:

@@ -11,97 +11,27 @@ from parlay import run
 from parlay.recipe import Recipe
 from parlay_paper import runs
 from parlay_paper.request import Request, read_instead
-from parlay_paper.tables import EXPERIMENTS, MISPRINTS, WORKLOADS, Line
-
-# The tables as the paper prints them.
-TABLE1 = """
-Serial w/o DA - 86.4 -
-Serial with DA - 93.7 -
-Penalty (K=2) 1.53 85.0 1.41
-AL (K=2) 3.05 85.7 1.36
-Penalty (K=3) 4.58 84.5 1.56
-AL (K=3) 9.12 85.2 1.49
-DS-P (K=2) 0.38 84.2 1.53
-DS-AL (K=2) 0.57 84.1 1.42
-DS-P (K=3) 1.44 83.7 1.69
-DS-AL (K=3) 2.29 83.7 1.58
-SPH-P (K=2) 1.53 91.8 1.30
-SPH-AL (K=2) 3.05 91.8 1.27
-SPH-P (K=3) 4.58 91.3 1.40
-SPH-AL (K=3) 9.12 91.4 1.35
-DS-SPH-P (K=2) 0.38 91.8 1.38
-DS-SPH-AL (K=2) 0.57 91.6 1.31
-DS-SPH-P (K=3) 1.44 91.8 1.48
-DS-SPH-AL (K=3) 2.29 91.5 1.41
-"""
-TABLE2 = """
-Serial w/o DA - 66.53 -
-Serial with DA - 80.71 -
-Penalty (K=3) 45.77 64.91 1.89
-AL (K=3) 91.55 64.80 1.67
-DS-P (K=3) 11.44 61.06 2.19
-DS-AL (K=3) 22.89 60.84 1.92
-SPH-P (K=3) 45.77 75.25 1.52
-SPH-AL (K=3) 91.55 76.25 1.42
-DS-SPH-P (K=3) 11.44 76.23 1.76
-DS-SPH-AL (K=3) 22.89 76.84 1.62
-"""
-TABLE5 = """
-Serial - 0.126 -
-Penalty (K=3) - 0.149 2.33
-AL (K=3) - 0.129 2.18
-DS-P (K=3) - 0.160 2.41
-DS-AL (K=3) - 0.137 2.25
-DS-SPH-P (K=3) - 0.127 1.88
-DS-SPH-AL (K=3) - 0.128 1.80
-"""
-# ratio, kind, then speed-up and accuracy of the penalty method and of AL
-TABLE3 = """
-1:4 SPH 1.40 91.25 1.35 91.38
-2:3 SPH 1.27 92.36 1.24 92.64
-3:2 SPH 1.16 92.85 1.14 93.13
-4:1 SPH 1.07 93.18 1.07 93.75
-1:4 DS-SPH 1.48 91.75 1.41 91.54
-2:3 DS-SPH 1.32 92.79 1.28 92.58
-3:2 DS-SPH 1.19 93.58 1.17 93.11
-4:1 DS-SPH 1.08 93.62 1.08 93.66
-"""
-TABLE4 = """
-1:4 SPH 1.52 75.25 1.42 76.25
-2:3 SPH 1.34 78.02 1.28 78.32
-3:2 SPH 1.21 79.40 1.17 79.63
-4:1 SPH 1.09 80.00 1.08 80.67
-1:4 DS-SPH 1.76 76.23 1.62 76.84
-2:3 DS-SPH 1.48 78.34 1.40 78.08
-3:2 DS-SPH 1.28 80.22 1.24 79.97
-4:1 DS-SPH 1.12 80.69 1.11 80.37
-"""
+from parlay_paper.tables import EXPERIMENTS, MISPRINTS, WORKLOADS, Line, Quoted
 
 
 def lines(name: str) -> tuple[Line, ...]:
     return EXPERIMENTS[name].lines
 
 
-@pytest.mark.parametrize(("name", "text"), [("table1", TABLE1), ("table2", TABLE2), ("table5", TABLE5)])
-def test_every_row_of_the_tables_is_here_with_what_the_paper_prints(name: str, text: str) -> None:
-    printed = {}
-    for row in text.strip().splitlines():
-        label, *numbers = row.rsplit(" ", 3)
-        printed[label] = tuple(None if n == "-" else float(n) for n in numbers)
-    quoted = [line.quoted for line in lines(name)]
-    ours = {line.label.removesuffix(", 1:4"): q for line, q in zip(lines(name), quoted, strict=True) if not line.ours}
-    assert {label: (q.memory, q.value, q.speedup) for label, q in ours.items()} == printed
+def test_a_row_is_read_from_its_name_and_what_the_paper_prints() -> None:
+    line = Line.read("ds-sph-penalty-k3-1to4 91.8 1.48 1.44")
+    assert (line.method, line.stages, line.downsample, line.ratio) == ("penalty", 3, 2, "1:4")
+    assert line.quoted == Quoted(value=91.8, speedup=1.48, memory=1.44)
+    assert Line.read("serial-da2").augment == "2"
+    assert Line.read("replay-k3-adaptive - - -").quoted == Quoted()
 
 
-@pytest.mark.parametrize(("name", "text", "serial"), [("table3", TABLE3, 93.70), ("table4", TABLE4, 80.70)])
-def test_every_hybrid_ratio_is_here_with_what_the_paper_prints(name: str, text: str, serial: float) -> None:
-    printed: dict[str, tuple[float | None, float]] = {"Serial with DA": (None, serial)}
-    for row in text.strip().splitlines():
-        ratio, kind, *numbers = row.split()
-        a, b, c, d = map(float, numbers)
-        printed |= {f"{kind}-P (K=3), {ratio}": (a, b), f"{kind}-AL (K=3), {ratio}": (c, d)}
-    found = {line.label: (line.quoted.speedup, line.quoted.value) for line in lines(name)}
-    assert found == printed
+def test_rows_are_called_as_the_paper_calls_them() -> None:
+    labels = [line.label for line in lines("table1")]
+    assert labels[:5] == ["Serial w/o DA", "Serial with DA", "Penalty (K=2)", "Penalty (K=3)", "DS-P (K=2)"]
+    assert labels[-5:-2] == ["DS-SPH-AL (K=2), 1:4", "DS-SPH-AL (K=3), 1:4", "Replay (K=2)"]
+    assert [line.label for line in lines("figure4")][1:4] == ["Serial, ρ = 1", "Serial, ρ = 2", "Serial, ρ = 4"]
+    assert [len(lines(name)) for name in EXPERIMENTS] == [21, 11, 17, 17, 8, 10, 23, 3, 5, 5]
 
 
 def test_a_ratio_is_serial_to_parallel_epochs() -> None:

@@ -2,7 +2,7 @@
 
 A package of its own beside Parlay, in the same checkout. It uses Parlay as anybody may.
 
-tables        every row of the paper's tables, as data: what makes its recipe, what the paper prints for it
+tables        every row of the paper's tables (tables.toml): what makes its recipe, what the paper prints for it
 request       what is asked for: which rows, how much shorter
 runs          the rows as run folders, made one after another or
 side_by_side  as processes at the same time

@@ -39,17 +39,6 @@ class Column:
     """Its title where the kind stands above it."""
 
 
-@final
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a line beside its runs."""
-
-    schedule: str
-    formula_bytes: int | None = None
-    speedup_measured: float | None = None
-    speedup_projected: float | None = None
-
-
 def columns(loss: bool) -> list[Column]:
     """In the order in which they stand; `loss`: the rows have no accuracy."""
     what, digits = ("test loss", 4) if loss else ("test accuracy, %", 2)
@@ -79,8 +68,15 @@ def _speeds(key: str) -> list[Column]:
     ]
 
 
-def row(line: Line, runs: Sequence[Run], facts: Facts, loss: bool) -> dict[str, Any]:
-    """Values of finished runs alone count; the others show in the status."""
+def row(
+    line: Line,
+    runs: Sequence[Run],
+    loss: bool,
+    schedule: str = "",
+    formula_bytes: int | None = None,
+    speedups: tuple[float | None, float | None] = (None, None),
+) -> dict[str, Any]:
+    """Values of finished runs alone count; the others show in the status. `speedups`: measured, projected."""
     ended = [run.summary for run in runs if run.finished]
     score = "test_loss" if loss else "test_accuracy"
     values = [one[score] for one in ended if one.get(score) is not None]
@@ -88,6 +84,7 @@ def row(line: Line, runs: Sequence[Run], facts: Facts, loss: bool) -> dict[str, 
     apart = line.method != "serial"
     joint = any(run.recipe.get("order") == "joint" for run in runs)
     share = trained_share(line.method, line.stages, phases(runs), joint)
+    speeds = dict(zip(SPEEDS, speedups, strict=True))
     return {
         "row": line.name,
         "label": line.label,
@@ -96,17 +93,17 @@ def row(line: Line, runs: Sequence[Run], facts: Facts, loss: bool) -> dict[str, 
         "stages": line.stages if apart else None,
         "downsample": line.downsample,
         "ratio": line.ratio or None,
-        "schedule": facts.schedule,
+        "schedule": schedule,
         "value": statistics.fmean(values) if values else None,
         "spread": statistics.stdev(values) if len(values) > 1 else None,
         "seeds": len(values),
         "paper_value": line.quoted.value,
         "memory_gib": max(kept) / GIB if kept and apart else None,
-        "formula_gib": facts.formula_bytes / GIB if facts.formula_bytes is not None and apart else None,
+        "formula_gib": formula_bytes / GIB if formula_bytes is not None and apart else None,
         "paper_memory": line.quoted.memory,
         "trained_share": share,
-        **{key: getattr(facts, key) for key in SPEEDS},
-        **{key + PER_SAMPLE: _times(getattr(facts, key), share) for key in SPEEDS},
+        **speeds,
+        **{key + PER_SAMPLE: _times(speedup, share) for key, speedup in speeds.items()},
         "paper_speedup": line.quoted.speedup,
         "status": _status(runs),
         "values": values,

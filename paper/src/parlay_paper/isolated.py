@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from parlay import forecast, models
 from parlay.bench.core import Timed
@@ -22,7 +22,7 @@ from parlay.engines.base import Batch, Engine
 from parlay.partitioning import partition
 from parlay.progress import Silent
 from parlay.recipe import Recipe
-from parlay.run import Setup, make_trainer, set_up
+from parlay.run import make_trainer, set_up
 from parlay.trainer import Trainer, mixed_precision, spread
 
 COPIED = 64 << 20  # bytes, to measure a link
@@ -76,14 +76,13 @@ class Isolated(Timed):
             engine="in-process",
             progress=Silent(),
         )
-        targets = self._targets(setup) if last else torch.randn(len(inputs), *shapes[self.k + 1])
+        if not last:
+            targets = torch.randn(len(inputs), *shapes[self.k + 1])
+        elif models.is_vae(self.recipe.model):
+            targets = torch.randn(len(inputs), *setup.facts.shape)
+        else:
+            targets = torch.randint(0, setup.facts.classes, (len(inputs),))
         return trainer.engine(Feed(Split(inputs, targets)).placed(device, device), Path(tempfile.gettempdir()))
-
-    def _targets(self, setup: Setup) -> Tensor:
-        count = BATCHES * self.rows
-        if models.is_vae(self.recipe.model):
-            return torch.randn(count, *setup.facts.shape)
-        return torch.randint(0, setup.facts.classes, (count,))
 
     def _run(self, engine: Engine, steps: int) -> float:
         _synchronize()

@@ -15,8 +15,8 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import final
@@ -124,7 +124,10 @@ def _timed(recipe: Recipe, link: float) -> Timing:
     stages = [Isolated(recipe, k) for k in range(count)]
     whole = [Engined(LAYER_PARALLEL, recipe, f"K = {count}")] if kind == "cuda" else []
     systems: list[Timed] = [serial, *stages, *whole]
-    with _closing(systems):
+    with ExitStack() as held:
+        held.callback(_free)
+        for system in systems:
+            held.callback(system.close)
         rows = interleaved(systems, Problem(recipe.model, recipe.batch_size), ROUNDS, STEPS[kind], lambda _: None)
     work = [setup.method.work(k, count) if isinstance(setup.method, Streaming) else 1.0 for k in range(count)]
     stage_ms = [_least(row) * more for row, more in zip(rows[1 : 1 + count], work, strict=True)]
@@ -141,16 +144,10 @@ def _least(row: Row) -> float:
     return 1000 * min(row.seconds)
 
 
-@contextmanager
-def _closing(systems: Sequence[Timed]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for system in systems:
-            system.close()
-        gc.collect()  # captured steps and stages hold each other
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+def _free() -> None:
+    gc.collect()  # captured steps and stages hold each other
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _key(recipe: Recipe) -> str:

@@ -11,7 +11,6 @@ from parlay.checkpoint import atomic_write
 from parlay.recipe import Recipe
 from parlay.records import write_json
 from parlay_paper import columns, page, runs
-from parlay_paper.columns import Facts
 from parlay_paper.figures import Scene, Shown, draw, save
 from parlay_paper.request import Request
 from parlay_paper.speed import Timing, Timings, speedups
@@ -85,9 +84,9 @@ def _row(
 ) -> dict[str, Any]:
     apart = line.method != "serial"
     needed = runs.formula_bytes(recipe) if apart and not line.ours else None
-    facts = Facts(recipe.schedule if apart else "serial", needed, *speedups(timing, columns.phases(made)))
+    schedule, speeds = recipe.schedule if apart else "serial", speedups(timing, columns.phases(made))
     folders = [os.path.relpath(run.folder, request.folder) for run in made]
-    return {**columns.row(line, made, facts, request.loss), "folders": folders}
+    return {**columns.row(line, made, request.loss, schedule, needed, speeds), "folders": folders}
 
 
 def _notes(request: Request, rows: Iterable[dict[str, Any]]) -> list[str]:
