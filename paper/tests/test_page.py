@@ -64,11 +64,9 @@ def test_the_page_has_table_figures_timeline_and_runs(tmp_path: Path, capsys: py
     for part in ("Penalty rows compute half batches.", "30 epochs in the place of 200", "93.78", "learning curves"):
         assert part in text
     assert '<td colspan="1">quoted from the paper</td>' in text
-    assert "nothing" not in text.partition("<nav")[0].partition("<body>")[2].partition('class="notes"')[0][:200]
     assert text.count('<img src="data:image/png') == 1
     assert "layer-parallel: 2.40 times as fast as serial" in text
-    assert "Serial w/o DA reaches" in text  # the section of its runs
-    assert "serial epoch, s" not in text  # several runs may have been made at once
+    assert "serial-s0" in text  # its run
     assert parlay("report", folder / "reproduction.json", "-o", tmp_path / "again.html") == 0
     assert (tmp_path / "again.html").read_text() == text
 
@@ -109,7 +107,7 @@ def test_markup_is_escaped_and_several_tables_have_short_names_in_the_title(tmp_
     text = (tmp_path / "page.html").read_text()
     assert "<script>alert" not in text
     assert "<title>a, b</title>" in text
-    assert [text.count(f'<section id="section-{n}">') for n in (1, 2)] == [1, 1]
+    assert text.count('class="paper"') == 2
 
 
 @pytest.mark.parametrize(

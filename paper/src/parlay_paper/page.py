@@ -66,7 +66,7 @@ def write(tables: Sequence[Table], others: Sequence[Path], output: Path) -> None
     titles = [table.title for table in tables]
     title = titles[0] if len(titles) == 1 else ", ".join(title.partition(":")[0] for title in titles)
     folders = [folder for table in tables for folder in table.folders if folder.is_dir()]
-    report.write([*folders, *others], output, title, beside=True, sections=[table.section for table in tables])
+    report.write([*folders, *others], output, title, sections=[table.section for table in tables])
 
 
 def show(paths: Sequence[Path], output: Path | None) -> int:

@@ -72,7 +72,7 @@ def _fit(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> dict[st
 def _tell(out: Path, found: list[Path], given: argparse.Namespace) -> dict[str, Any]:
     """The table of the runs, the speeds and the page, each as soon as it is there."""
     from parlay import report
-    from parlay.demo import runs, speed
+    from parlay.demo import speed
     from parlay.progress import for_terminal
     from parlay.records import write_json
     from parlay.report import bench, console
@@ -81,8 +81,7 @@ def _tell(out: Path, found: list[Path], given: argparse.Namespace) -> dict[str, 
 
     told: dict[str, Any] = {"command": given.line, "epochs": given.epochs, "message": "", "rows": report.table(found)}
     console.show(tasks(load(found)))
-    parts = [*found, out / "plan.json"]
-    write_json(out / "plan.json", runs.forecast(given.epochs))
+    parts = [*found]
     reason, measured = speed.why_not(), None
     if reason is None:
         try:

@@ -54,10 +54,10 @@ def write(
 
     `timed`: they were made one after the other on the same devices, so that their times can be compared; `beside`: side
     by side, so that they tell nothing.
-    `sections` stand before the runs.
+    `sections` stand before the runs, whose times tell nothing then: they may have been made side by side.
     """
     _check(output)
-    given = Given(tuple(runs), timed, beside, sections=tuple(sections))
+    given = Given(tuple(runs), timed, beside or bool(sections), sections=tuple(sections))
     _write(_tasks(given), given, output, title)
 
 
