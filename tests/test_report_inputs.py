@@ -1,4 +1,4 @@
-"""What a report takes beside run folders: comparisons, benchmarks, forecasts and reproductions, each checked."""
+"""What a report takes beside run folders: comparisons and benchmarks, each checked, and sections of others."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 from parlay.compare import Planned, Row
 from parlay.recipe import Recipe
 from parlay_paper import speed
-from parlay_paper.side_by_side import Crowd
+from parlay_paper.side_by_side import Concurrent
 from parlay_paper.tables import EXPERIMENTS, Line
 from runs import answer, is_running, listen, parlay, summary, wait_for
 
@@ -59,10 +59,10 @@ def test_runs_side_by_side_share_the_memory_of_the_device(tmp_path: Path) -> Non
     needs = {one.folder: 10 * (n + 1) for n, one in enumerate(planned)}
     first, _, third = planned
 
-    def chosen(room: int | None, going: list[Planned]) -> Planned | None:
-        crowd = Crowd([third], 3, room, needs)
-        crowd.going = [(one, None) for one in going]  # type: ignore[misc]
-        return crowd.next()
+    def chosen(room: int | None, running: list[Planned]) -> Planned | None:
+        runs = Concurrent([third], 3, room, needs)
+        runs.running = [(one, None) for one in running]  # type: ignore[misc]
+        return runs.next()
 
     assert chosen(5, []) is third  # alone, whatever it needs
     assert chosen(None, [first]) is third

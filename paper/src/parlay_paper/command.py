@@ -35,27 +35,19 @@ def main(words: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    text = "the paper's tables and figures"
-    made = Parser(prog="parlay reproduce", description=text, allow_abbrev=False)
-    made.add_argument("names", nargs="*", metavar=NAMES, help="what to reproduce; of several, all runs come first")
-    made.add_argument("--epochs", type=whole_number, metavar="E", help="epochs of every run (default: the paper's)")
-    made.add_argument("--seeds", default="0", metavar="N,N", help="every row is trained with each of them (default: 0)")
-    made.add_argument(
-        "--scale", type=number, default=1.0, metavar="F", help="share of the training samples used (default: 1)"
-    )
-    made.add_argument("--rows", metavar="ROW,ROW", help="only these rows, as in serial-da,sph-al-k3-1to4")
-    made.add_argument(
-        "--at-once", type=whole_number, default=1, metavar="N", help="runs side by side on one GPU (default: 1)"
-    )
-    made.add_argument("--recipe", metavar="FILE", help="TOML file with keys in the place of the paper's, as in model")
-    made.add_argument("--data-dir", default="data", metavar="DIR", help="folder of the data sets (default: data)")
-    made.add_argument(
-        "--out", default="runs/reproduce", metavar="DIR", help="folder of all reproductions (default: runs/reproduce)"
-    )
-    made.add_argument(
-        "--queue", metavar="FILE", help="TOML file of rows; the next open ones are run, each by its command"
-    )
-    made.add_argument("--minutes", type=number, metavar="M", help="budget of --queue; what it cuts off can go on later")
+    made = Parser(prog="parlay reproduce", description="the paper's tables and figures", allow_abbrev=False)
+    flag = made.add_argument
+    flag("names", nargs="*", metavar=NAMES, help="what to reproduce; of several, all runs come first")
+    flag("--epochs", type=whole_number, metavar="E", help="epochs of every run (default: the paper's)")
+    flag("--seeds", default="0", metavar="N,N", help="every row is trained with each of them (default: 0)")
+    flag("--scale", type=number, default=1.0, metavar="F", help="share of the training samples used (default: 1)")
+    flag("--rows", metavar="ROW,ROW", help="only these rows, as in serial-da,sph-al-k3-1to4")
+    flag("--at-once", type=whole_number, default=1, metavar="N", help="runs side by side on one GPU (default: 1)")
+    flag("--recipe", metavar="FILE", help="TOML file with keys in the place of the paper's, as in model")
+    flag("--data-dir", default="data", metavar="DIR", help="folder of the data sets (default: data)")
+    flag("--out", default="runs/reproduce", metavar="DIR", help="folder of the results (default: runs/reproduce)")
+    flag("--queue", metavar="FILE", help="TOML file of rows; the next open ones are run, each by its command")
+    flag("--minutes", type=number, metavar="M", help="budget of --queue; what it cuts off can go on later")
     add_json(made)
     return made
 
@@ -93,9 +85,9 @@ def _reproduce(given: argparse.Namespace, line: str) -> int:
 
     progress = for_terminal()
     status = runs.carry_out(asked, fit_any, progress)
-    told = [writer.write(request, status, line, progress.line) for request in asked]
+    written = [writer.write(request, status, line, progress.line) for request in asked]
     if given.json:
-        print(dumps(told[0] if len(told) == 1 else {"reproductions": told}, indent=2))
+        print(dumps(written[0] if len(written) == 1 else {"reproductions": written}, indent=2))
     else:
         sys.stdout.write("\n".join((request.folder / f"{request.name}.md").read_text() for request in asked))
         print("\n" + "\n".join(f"reproduction: {request.folder}" for request in asked))
@@ -121,8 +113,8 @@ def _serve(given: argparse.Namespace) -> int:
 
     planned = [_planned(name, queue.entries[name].command, given.data_dir) for name in chosen]
     status = runs.serve(queue, planned, given.minutes, given.at_once, for_terminal())
-    told = queue.standing(planned)
-    print(dumps({"status": status, "rows": told}, indent=2) if given.json else as_text(told))
+    rows = queue.standing(planned)
+    print(dumps({"status": status, "rows": rows}, indent=2) if given.json else as_text(rows))
     return _ended(status, "interrupted: the same command goes on")
 
 

@@ -164,8 +164,8 @@ def _facts(rows: Sequence[Row], by_loss: bool) -> list[tuple[str, str, str]]:
             continue
         best = (min if by_loss else max)(known, key=lambda row: float(row["value"]))
         speeds = [(best.get(key + PER_SAMPLE), KINDS[kind]) for key, (kind, _) in SPEEDS.items()]
-        told = ", ".join(f"{ratio:.2f} {kind}" for ratio, kind in speeds if is_number(ratio))
-        whose = str(best.get("label", "")) + (f"; speed-up over serial per sample trained: {told}" if told else "")
+        ratios = ", ".join(f"{ratio:.2f} {kind}" for ratio, kind in speeds if is_number(ratio))
+        whose = str(best.get("label", "")) + (f"; speed-up over serial per sample trained: {ratios}" if ratios else "")
         found.append((f"{best['value']:.4f}" if by_loss else f"{best['value']:.2f} %", name, whose))
     return found
 

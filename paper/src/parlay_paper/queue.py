@@ -111,14 +111,14 @@ class Queue:
     def standing(self, planned: Sequence[Planned]) -> list[dict[str, Any]]:
         """All rows, and of those that were asked for how far they are."""
         runs = {one.row.text: one for one in planned}
-        told = []
+        rows = []
         for name, entry in self.entries.items():
             far: dict[str, Any] = {"epochs_done": None, "epochs": None, "minutes_left": entry.minutes}
             if (one := runs.get(name)) is not None:
                 far = {"epochs_done": len(_records(one.folder)), "epochs": one.recipe.epochs}
                 far["minutes_left"] = self.needed(one)
-            told.append({"row": name, **asdict(entry), **far})
-        return told
+            rows.append({"row": name, **asdict(entry), **far})
+        return rows
 
     def _refuse_other_histories(self) -> None:
         """A commit that ran a row must be one that a reader can look up. Outside of a repository nobody can."""
@@ -149,17 +149,17 @@ class Budget:
     def over(self) -> bool:
         return self.left <= 0
 
-    def fits(self, one: Planned, going: Sequence[Planned]) -> bool:
-        """Will it end in time, and will those at work beside it?"""
-        own, *others = (self.queue.needed(run) or 0.0 for run in (one, *going))
+    def fits(self, one: Planned, running: Sequence[Planned]) -> bool:
+        """Will it end in time, and will those that run beside it?"""
+        own, *others = (self.queue.needed(run) or 0.0 for run in (one, *running))
         return own <= self.left and (not others or own + sum(others) <= SIDE_BY_SIDE * self.left)
 
 
-def as_text(told: Sequence[Mapping[str, Any]]) -> str:
+def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """A line for each row."""
-    width = max((len(row["row"]) for row in told), default=0)
+    width = max((len(row["row"]) for row in rows), default=0)
     lines = []
-    for row in told:
+    for row in rows:
         words = [row["state"], row["why"]]
         if row["state"] == OPEN:
             far = f"epoch {row['epochs_done']} of {row['epochs']}" if row["epochs_done"] else ""

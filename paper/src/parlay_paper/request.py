@@ -111,16 +111,16 @@ class Request:
 
     def labels(self) -> list[str]:
         """In what this is not the paper's experiment; it stands above everything that is written."""
-        keys, told = self.keys(), []
+        keys, labels = self.keys(), []
         if keys["epochs"] != self.workload.epochs:
-            told.append(f"{keys['epochs']} epochs in the place of {self.workload.epochs}")
+            labels.append(f"{keys['epochs']} epochs in the place of {self.workload.epochs}")
         if self.scale < 1:
-            told.append(f"scale {self.scale:g}: {keys['train_samples']} training samples; memory is what these take")
-        told += self._others(self.instead)
+            labels.append(f"scale {self.scale:g}: {keys['train_samples']} training samples; memory is what these take")
+        labels += self._others(self.instead)
         for kind in dict.fromkeys(line.kind for line in self.lines):
             rates = {key: rate for key, rate in self.workload.rates.get(kind, {}).items() if key not in self.instead}
-            told += [f"{text} ({KINDS[kind]})" for text in self._others({**rates, **self.of_kind.get(kind, {})})]
-        return told
+            labels += [f"{text} ({KINDS[kind]})" for text in self._others({**rates, **self.of_kind.get(kind, {})})]
+        return labels
 
     def _others(self, keys: Mapping[str, Any]) -> list[str]:
         """Those of these keys that are not the paper's."""

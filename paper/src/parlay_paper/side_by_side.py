@@ -27,7 +27,7 @@ GRACE = 600.0  # seconds for the processes to write their checkpoints after an i
 
 @final
 @dataclass
-class Crowd:
+class Concurrent:
     """The runs that are left, and those at work: no more at once than there is room and time for."""
 
     left: list[Planned]
@@ -37,7 +37,7 @@ class Crowd:
     needs: Mapping[Path, int]
     """Bytes of each, by its folder."""
     budget: Budget | None = None
-    going: list[tuple[Planned, subprocess.Popen[bytes]]] = field(default_factory=list)
+    running: list[tuple[Planned, subprocess.Popen[bytes]]] = field(default_factory=list)
 
     def next(self) -> Planned | None:
         """The first run that fits beside those at work; too large a run is made alone.
@@ -45,35 +45,35 @@ class Crowd:
         On a GPU the second run waits until the first has an epoch behind it: all then find its compiled code in the
         cache.
         """
-        beside = [one for one, _ in self.going]
-        if len(beside) >= self.at_once:
+        running = [one for one, _ in self.running]
+        if len(running) >= self.at_once:
             return None
-        if self.room is not None and len(beside) == 1 and epochs_done(beside[0]) == 0:
+        if self.room is not None and len(running) == 1 and epochs_done(running[0]) == 0:
             return None
-        taken = sum(self.needs[one.folder] for one in beside)
+        taken = sum(self.needs[one.folder] for one in running)
         for one in self.left:
-            roomy = self.room is None or not beside or taken + self.needs[one.folder] <= self.room
-            if roomy and (self.budget is None or self.budget.fits(one, beside)):
+            roomy = self.room is None or not running or taken + self.needs[one.folder] <= self.room
+            if roomy and (self.budget is None or self.budget.fits(one, running)):
                 return one
         return None
 
     def start(self) -> None:
         while (one := self.next()) is not None:
             self.left.remove(one)
-            self.going.append((one, _start(one, self.at_once)))
+            self.running.append((one, _start(one, self.at_once)))
 
     def ended(self) -> list[tuple[Planned, str]]:
         """Those that have ended since, with the last thing that each has said."""
-        over = [pair for pair in self.going if pair[1].poll() is not None]
-        self.going = [pair for pair in self.going if pair not in over]
+        over = [pair for pair in self.running if pair[1].poll() is not None]
+        self.running = [pair for pair in self.running if pair not in over]
         return [(one, _said(one) or f"exit code {process.returncode}") for one, process in over]
 
     def stop(self) -> None:
         """Each writes a checkpoint at its next step; the same command goes on from there."""
-        for _, process in self.going:
+        for _, process in self.running:
             process.terminate()
         until = time.monotonic() + GRACE
-        for _, process in self.going:
+        for _, process in self.running:
             try:
                 process.wait(max(until - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
@@ -81,7 +81,7 @@ class Crowd:
                 process.wait()
 
     def text(self) -> str:
-        return ", ".join(f"{one.folder.name} {epochs_done(one)}/{one.recipe.epochs}" for one, _ in self.going)
+        return ", ".join(f"{one.folder.name} {epochs_done(one)}/{one.recipe.epochs}" for one, _ in self.running)
 
 
 def carry_out(
@@ -100,32 +100,32 @@ def carry_out(
     asked = [one for one in planned if not is_over(one)]
     if len(asked) < len(planned):
         progress.line(f"{len(planned) - len(asked)} of {len(planned)} runs are done already")
-    crowd = Crowd(list(asked), at_once, room, {one.folder: memory(one) for one in asked}, budget)
-    over, failed, told, seen = 0, False, time.monotonic(), sum(map(epochs_done, asked))
+    concurrent = Concurrent(list(asked), at_once, room, {one.folder: memory(one) for one in asked}, budget)
+    over, failed, last_line, seen = 0, False, time.monotonic(), sum(map(epochs_done, asked))
     progress.begin(sum(one.recipe.epochs for one in asked), seen)
     with Interrupt() as interrupt:
         try:
             while not (interrupt.requested() or (budget is not None and budget.over())):
-                crowd.start()
-                if not crowd.going:
+                concurrent.start()
+                if not concurrent.running:
                     break
                 time.sleep(LOOK)
-                for one, said in crowd.ended():
+                for one, said in concurrent.ended():
                     over += 1
                     failed = failed or status_of(one.folder) not in OVER
                     progress.line(f"{over} of {len(asked)} runs: {one.title}: {said}")
                     if budget is not None:
                         budget.queue.note(one, said)
                 while seen < sum(map(epochs_done, asked)):
-                    progress.step(crowd.text())
+                    progress.step(concurrent.text())
                     seen += 1
-                if crowd.going and time.monotonic() - told > TELL:
-                    told = time.monotonic()
-                    progress.line(crowd.text())
+                if concurrent.running and time.monotonic() - last_line > TELL:
+                    last_line = time.monotonic()
+                    progress.line(concurrent.text())
             if interrupt.requested():
                 return "interrupted"
         finally:
-            crowd.stop()
+            concurrent.stop()
             progress.end()
     return "failed" if failed else "finished"
 
@@ -138,11 +138,11 @@ def epochs_done(one: Planned) -> int:
 def _start(one: Planned, at_once: int) -> subprocess.Popen[bytes]:
     """From a recipe file; recipe and log lie beside the run folder."""
     one.folder.parent.mkdir(parents=True, exist_ok=True)
-    recipe = _beside(one, ".toml")
+    recipe = _file(one, ".toml")
     recipe.write_text(one.recipe.toml())
     words = ["train", "--recipe", str(recipe), "--out", str(one.folder), *(["--resume"] if begun(one) else [])]
     threads = str(max((os.cpu_count() or 1) // at_once, 1))
-    with _beside(one, ".log").open("ab") as file:
+    with _file(one, ".log").open("ab") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "parlay.cli", *words],
             stdout=file,
@@ -154,9 +154,9 @@ def _start(one: Planned, at_once: int) -> subprocess.Popen[bytes]:
 
 
 def _said(one: Planned) -> str:
-    lines = _beside(one, ".log").read_text(errors="replace").strip().splitlines()
+    lines = _file(one, ".log").read_text(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("parlay: ") if lines else ""
 
 
-def _beside(one: Planned, end: str) -> Path:
+def _file(one: Planned, end: str) -> Path:
     return one.folder.with_name(one.folder.name + end)

@@ -50,7 +50,7 @@ def write(request: Request, status: str, command: str, say: Callable[[str], None
     scene = Scene(request.name, shown, keys["epochs"], request.loss, request.data_dir)
     drawn = [one for kind in request.experiment.figures for one in draw(kind, scene)]
     heads = columns.columns(request.loss)
-    told = {
+    content = {
         "name": request.name,
         "title": request.experiment.title,
         "status": status,
@@ -71,12 +71,12 @@ def write(request: Request, status: str, command: str, say: Callable[[str], None
         "command": command,
         "environment": environment,
     }
-    write_json(request.folder / page.FILE, told)
+    write_json(request.folder / page.FILE, content)
     atomic_write(request.folder / f"{request.name}.csv", page.as_csv(heads, rows))
-    atomic_write(request.folder / f"{request.name}.md", page.as_markdown(told))
+    atomic_write(request.folder / f"{request.name}.md", page.as_markdown(content))
     if any(made.values()):
         page.write([page.read(request.folder)], [], request.folder / "report.html")
-    return told
+    return content
 
 
 def _row(
@@ -92,13 +92,13 @@ def _row(
 def _notes(request: Request, rows: Iterable[dict[str, Any]]) -> list[str]:
     printed = [line.quoted.memory for line in request.lines]
     wrong = {memory: meant for memory, meant in MISPRINTS.items() if memory in printed}
-    told = "Columns headed paper are quoted from it."
+    quoted = "Columns headed paper are quoted from it."
     if wrong:
         numbers, meant = (", ".join(f"{one:.2f}" for one in each) for each in (wrong, wrong.values()))
-        told += f" Of its memory {numbers} are misprints ({meant})."
+        quoted += f" Of its memory {numbers} are misprints ({meant})."
     halves = any((row["trained_share"] or 1) < 1 for row in rows)
     of_speed = (*OF_SPEED, *([OF_HALVES] if halves else ())) if request.experiment.shows_speed else ()
-    return [*of_speed, told]
+    return [*of_speed, quoted]
 
 
 def _stage_times(known: dict[Line, Timing]) -> dict[str, Any]:

@@ -47,17 +47,15 @@ def write(
     output: Path,
     title: str,
     timed: bool = False,
-    beside: bool = False,
     sections: Sequence[Section] = (),
 ) -> None:
     """The page of these run folders, into the file `output`.
 
-    `timed`: they were made one after the other on the same devices, so that their times can be compared; `beside`: side
-    by side, so that they tell nothing.
+    `timed`: they were made one after the other on the same devices, so that their times can be compared.
     `sections` stand before the runs, whose times tell nothing then: they may have been made side by side.
     """
     _check(output)
-    given = Given(tuple(runs), timed, beside or bool(sections), sections=tuple(sections))
+    given = Given(tuple(runs), timed, bool(sections), sections=tuple(sections))
     _write(_tasks(given), given, output, title)
 
 
