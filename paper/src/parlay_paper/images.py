@@ -16,7 +16,7 @@ from safetensors.torch import save as packed
 from torch import Tensor, nn
 
 from parlay import data, models
-from parlay.recipe import make_recipe, read_recipe
+from parlay_paper.runs import recipe_in
 
 FILE = "reconstructions.safetensors"
 COUNT = 10  # the first of the test set
@@ -30,7 +30,7 @@ def of_run(folder: Path, data_dir: str) -> Images | None:
     if not (folder / FILE).is_file():
         if not (folder / "model.safetensors").is_file():
             return None
-        recipe = make_recipe(read_recipe(folder / "recipe.toml"), {})
+        recipe = recipe_in(folder)
         samples = recipe.synthetic_samples
         synthetic = data.Synthetic(recipe.shape(), recipe.synthetic_classes, samples, max(samples // 4, 1))
         found = data.load(recipe.dataset, data_dir, synthetic)

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from parlay.compare import Row
 from parlay.errors import InputError
-from parlay.recipe import ASIDE, Recipe, by_field, flag, nearest, read_recipe
+from parlay.recipe import ASIDE, Recipe, by_field, flag, make_recipe, nearest, read_recipe
 from parlay_paper.tables import EXPERIMENTS, KINDS, WORKLOADS, Experiment, Line, Workload
 
 FIXED = ("method", "stages", "downsample", "schedule", "augment", "seed", "out", "epochs", "train_samples", "data_dir")
@@ -54,7 +54,7 @@ class Request:
             if key in FIXED:
                 raise InputError(f"{flag(key)} is what the rows are made of: leave it out of the recipe")
         for keys in ({}, *self.of_kind.values()):
-            Recipe(**{**self.keys(), **keys})  # refused now where a value is wrong
+            make_recipe(self.keys(), keys)  # refused now where a value is wrong
 
     @property
     def experiment(self) -> Experiment:
@@ -101,7 +101,7 @@ class Request:
             **self.instead,
         }
         if self.scale < 1:
-            keys["train_samples"] = max(round(self.scale * _samples(Recipe(**keys))), 1)
+            keys["train_samples"] = max(round(self.scale * _samples(make_recipe(keys, {}))), 1)
         return keys
 
     def row(self, line: Line) -> Row:

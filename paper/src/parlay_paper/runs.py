@@ -115,9 +115,11 @@ def there(request: Request, line: Line) -> list[Run]:
 
 def recipe_of(request: Request, line: Line, made: Sequence[Run]) -> Recipe:
     """That of the line's first run, which knows its cuts; otherwise as it would be made."""
-    if made:
-        return make_recipe(read_recipe(made[0].folder / "recipe.toml"), {})
-    return Recipe(**{**request.keys(), **request.row(line).keys})
+    return recipe_in(made[0].folder) if made else make_recipe(request.keys(), request.row(line).keys)
+
+
+def recipe_in(folder: Path) -> Recipe:
+    return make_recipe(read_recipe(folder / "recipe.toml"), {})
 
 
 def formula_bytes(recipe: Recipe) -> int:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from parlay.checkpoint import atomic_write
-from parlay.recipe import Recipe
+from parlay.recipe import Recipe, make_recipe
 from parlay.records import write_json
 from parlay_paper import columns, page, runs
 from parlay_paper.figures import Scene, Shown, draw, save
@@ -37,7 +37,7 @@ def write(request: Request, status: str, command: str, say: Callable[[str], None
     made = {line: runs.there(request, line) for line in request.lines}
     recipes = {line: runs.recipe_of(request, line, made[line]) for line in request.lines}
     ended = [run for each in made.values() for run in each if run.finished]
-    timings = Timings(request.runs / "timings.json", Recipe(**request.keys()).device)
+    timings = Timings(request.runs / "timings.json", make_recipe(request.keys(), {}).device)
     speeds = request.experiment.shows_speed
     if speeds and status != "interrupted":
         timings.add([recipes[line] for line in made if any(run.finished for run in made[line])], say)
