@@ -223,7 +223,7 @@ def test_a_stage_that_is_slower_by_far_raises_no_alarm_and_is_flagged_in_the_rep
     monkeypatch.setenv("PARLAY_TIMEOUT", "3")
     fault(monkeypatch, "stage1:step0:slow")
     monkeypatch.setattr("parlay.launch.slow.EVIDENCE", 0.3)
-    assert distributed(tmp_path, "--json", "--epochs", 6) == 0
+    assert distributed(tmp_path, "--json", "--epochs", 6, "--report") == 0
     told = json.loads(capfd.readouterr().out)
     assert told == summary(tmp_path)
     (slow,) = told["slow_stages"]

@@ -163,6 +163,7 @@ def test_flags_that_are_written_exist(page: Path) -> None:
     text = re.sub(r"#SBATCH.*|`--signal.*?`|srun.*|python results/.*", "", text)
     known = {flag(key.name) for key in fields(Recipe)}
     known |= {"seeds", "json", "out", "resume", "methods", "recipe", "data-dir", "max-restarts", "port", "epochs"}
+    known |= {"report"}
     known |= {"at-once", "queue", "rows", "scale", "minutes", "nnodes", "node-rank", "nproc-per-node", "check"}
     assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", text)) <= known
 

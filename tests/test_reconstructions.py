@@ -62,8 +62,6 @@ def test_a_run_of_the_vae_keeps_what_its_saved_model_makes_of_them_and_the_page_
         rebuilt = (model.eval()(images)[0] - images.min()) / (images.max() - images.min())
     wanted = (255 * rebuilt).clamp(0, 255)
     assert (kept["reconstructions"].float() - wanted).abs().max() <= 1
-    page = (run / "report.html").read_text()
-    assert page.count('src="data:image/png;base64,') == 2  # the images, and a row for the configuration
 
 
 def test_a_classifier_keeps_none(tmp_path: Path) -> None:

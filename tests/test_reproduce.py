@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from parlay import run
 from parlay.compare import Planned
 from parlay.recipe import Recipe
-from parlay.report.load import Epoch, Run
 from parlay.reproduce import alone, beside, columns, figures, runs, speed
 from parlay.reproduce.columns import MEASURED, PROJECTED, QUOTED, Facts
+from parlay.reproduce.old_load import Epoch, Run
 from parlay.reproduce.paper import EXPERIMENTS, MISPRINTS, WORKLOADS, Line
 from parlay.reproduce.request import Request, read_instead
 from runs import SMALL, answer, is_running, listen, parlay, summary, train, wait_for

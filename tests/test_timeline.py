@@ -8,9 +8,7 @@ import pytest
 
 from parlay import timeline
 from parlay.errors import InputError
-from parlay.report import write as write_report
 from parlay.timeline import Recorder, Span, shares, trace, window
-from runs import train
 
 NUMBER = (int, float)
 # the keys of an event by its phase: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -137,17 +135,3 @@ def test_a_span_is_kept_of_a_step_that_failed() -> None:
     with pytest.raises(ZeroDivisionError), recorder.span("forward", 0):
         _ = 1 / 0
     assert [span.name for span in recorder.spans] == ["forward"]
-
-
-def test_the_page_draws_the_timeline_of_a_run_that_has_one(tmp_path: Path) -> None:
-    assert train(tmp_path / "run", "--epochs", 1) == 0
-    write_report([tmp_path / "run"], tmp_path / "without.html", "run")
-    timeline.write(tmp_path / "run" / timeline.FILE, [*two_ranks(), Span(1, "<b>", 5, 100.059, 100.06)])
-    write_report([tmp_path / "run"], tmp_path / "with.html", "run")
-    without, with_it = (tmp_path / "without.html").read_text(), (tmp_path / "with.html").read_text()
-    assert 'class="timeline"' not in without
-    assert 'class="timeline"' in with_it
-    assert "timeline of the last 4 steps" in with_it
-    assert "stage 1" in with_it
-    assert "wait 20%, 0%" in with_it
-    assert "<b>" not in with_it

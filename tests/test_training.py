@@ -99,7 +99,6 @@ def test_judging_less_often_changes_nothing_but_what_is_written_down(
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
     told = [line for line in capsys.readouterr().err.splitlines() if "epoch 3 of 5" in line]
     assert [("train loss" in line) for line in told] == [True, False]
-    assert parlay_command("report", tmp_path / "seldom", "-o", tmp_path / "page.html") == 0
 
 
 @pytest.mark.parametrize("method", [AugmentedLagrangian(), Penalty()])

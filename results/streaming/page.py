@@ -18,8 +18,8 @@ import records
 from scores import Row, draw, markdown, number, read, rows_of, summary
 
 from parlay.recipe import METHODS
-from parlay.report.speed import staleness
-from parlay.report.words import memory
+from parlay.report.tables import memory
+from parlay.report.times import staleness
 
 HERE = Path(__file__).parent
 

@@ -136,19 +136,17 @@ def carry_out(planned: Sequence[Planned], fit: Fit, progress: Progress) -> str:
 
 def table(planned: Sequence[Planned]) -> list[dict[str, Any]]:
     """A row for every method that has a run to show, in the order in which they were asked for."""
-    from parlay.report.groups import tasks
+    from parlay.report.groups import compare
     from parlay.report.load import load
-    from parlay.report.speed import rows
 
     folders = there(planned)
     if not folders:
         return []
     texts = {one.folder.name: one.row.text for one in planned}
     found = {}
-    for task in tasks(load(folders), timed=True):
-        for group, row in zip(task.groups, rows(task), strict=True):
-            values = [task.value(run) for run in group.counted]
-            about = {"folders": [run.name for run in group.runs], "values": values}
+    for task in compare(load(folders), timed=True):
+        for group, row in zip(task.configurations, task.rows, strict=True):
+            about = {"folders": [run.name for run in group.runs], "values": group.values(task.score)}
             found[texts[group.runs[0].name]] = {"method": texts[group.runs[0].name], **row, **about}
     return [found[text] for text in dict.fromkeys(texts.values()) if text in found]
 

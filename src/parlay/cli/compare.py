@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    sub = add_command(commands, "compare", _compare, "the same work by several methods, one table, one report")
+    sub = add_command(commands, "compare", _compare, "the same work by several methods, one table")
     sub.add_argument(
         "--methods",
         metavar="ROWS",
         help="methods, each with keys of its own, as in serial,al,al:downsample=2:schedule=tail:4:1 (default: all)",
     )
     sub.add_argument("--seeds", metavar="N,N", help="every row is trained with each of them (default: 0)")
+    sub.add_argument("--report", action="store_true", help="write report.html into the folder at the end")
     file = "TOML file with the same keys, methods and seeds as lists; flags win"
     add_recipe_flags(sub, without=("method", "seed"), file=file)
     add_json(sub)
@@ -46,7 +47,7 @@ def _compare(given: argparse.Namespace) -> int:
     from parlay import report
     from parlay.progress import for_terminal
     from parlay.records import dumps, write_json
-    from parlay.report import console
+    from parlay.report import tables
 
     status = compare.carry_out(planned, fit_any, for_terminal())
     folders, found = compare.there(planned), compare.table(planned)
@@ -54,14 +55,15 @@ def _compare(given: argparse.Namespace) -> int:
     told = {"status": status, **about, "seeds": numbers, "command": given.line, "rows": found}
     if folders:
         write_json(out / "comparison.json", told)
-        report.write(
-            folders, out / "report.html", f"{common.model} on {common.dataset}, by several methods", timed=True
-        )
+    if folders and given.report:
+        title = f"{common.model} on {common.dataset}, by several methods"
+        report.write(folders, out / "report.html", title, timed=True)
     if given.json:
         print(dumps(told, indent=2))
     elif folders:
-        console.compare({one.folder: one.row.text for one in planned if one.folder in folders})
-        console.say(f"report: {out / 'report.html'}")
+        report.show({one.folder: one.row.text for one in planned if one.folder in folders}, timed=True)
+        if given.report:
+            tables.say(f"report: {out / 'report.html'}")
     if status == "interrupted":
         return say_no(f"interrupted: the same command goes on with {out}", FAILED)
     return FINISHED if status == "finished" else FAILED

@@ -75,14 +75,12 @@ def _tell(out: Path, found: list[Path], given: argparse.Namespace) -> dict[str, 
     from parlay.demo import runs, speed
     from parlay.progress import for_terminal
     from parlay.records import write_json
-    from parlay.report import bench, console
-    from parlay.report.groups import tasks
-    from parlay.report.load import load
+    from parlay.report import tables
+    from parlay.report.load import read_bench
 
     told: dict[str, Any] = {"command": given.line, "epochs": given.epochs, "message": "", "rows": report.table(found)}
-    console.show(tasks(load(found)))
-    parts = [*found, out / "plan.json"]
-    write_json(out / "plan.json", runs.forecast(given.epochs))
+    report.show({one: runs.ROWS[one.name][0] for one in found})
+    parts = [*found]
     reason, measured = speed.why_not(), None
     if reason is None:
         try:
@@ -92,15 +90,15 @@ def _tell(out: Path, found: list[Path], given: argparse.Namespace) -> dict[str, 
     if measured is not None:
         write_json(out / "bench.json", measured)
         parts.append(out / "bench.json")
-        read = bench.Bench.read(measured)
-        columns = [column for column in bench.columns(read) if column.title not in LEFT_TO_THE_PAGE]
-        console.show_table(f"{read.title}, on two cores", columns)
+        read = read_bench(measured, out / "bench.json")
+        columns = [column for column in tables.bench(read) if column.title not in LEFT_TO_THE_PAGE]
+        tables.show(f"{tables.bench_title(read)[0]}, on two cores", columns)
     told["speedups"] = {row["system"]: row["speedup"] for row in measured["rows"]} if measured else {}
     told["says"] = [reason] if reason else measured["says"] if measured else []
     for sentence in told["says"]:
-        console.say(sentence)
+        tables.say(sentence)
     page = out / "report.html"
     with redirect_stdout(StringIO()):  # its tables stand above
         report.report(parts, page)
-    console.say(f"report: {page}")
+    tables.say(f"report: {page}")
     return {**told, "page": str(page)}

@@ -18,7 +18,7 @@ def add(commands: Commands) -> None:
         "runs",
         nargs="+",
         metavar="RUN",
-        help="run folders; folders of parlay compare and reproduce; JSON files of parlay bench and plan",
+        help="run folders, folders of parlay compare, JSON files of parlay bench",
     )
     sub.add_argument("-o", "--output", metavar="FILE", help="the page; report.html in a single folder by default")
 

@@ -34,6 +34,7 @@ def add(commands: Commands) -> None:
     add_recipe_flags(sub)
     add_json(sub)
     sub.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of --out")
+    sub.add_argument("--report", action="store_true", help="write report.html into the run folder at the end")
     sub.add_argument(
         "--max-restarts",
         type=whole_number,
@@ -68,7 +69,7 @@ def _train(given: argparse.Namespace) -> int:
     from parlay.progress import for_terminal
 
     result = fit(recipe, out, given.resume, for_terminal())
-    return _end(result.summary, out, given.json)
+    return _end(result.summary, out, given)
 
 
 def _train_rank(given: argparse.Namespace, recipe: Recipe) -> int:
@@ -87,7 +88,7 @@ def _train_rank(given: argparse.Namespace, recipe: Recipe) -> int:
     result = fit(recipe, out, resume, for_terminal() if first else Silent())
     worker.leave(worker.Word(EXIT_CODES[result.status], result.status))
     if first and not worker.supervised():
-        return _end(result.summary, out, given.json)
+        return _end(result.summary, out, given)
     return EXIT_CODES[result.status]
 
 
@@ -100,23 +101,17 @@ def _launch(given: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     if port is not None and not 0 < port < 1 << 16:
         raise InputError(f"port is {port}: write a number from 1 to {(1 << 16) - 1}, or none for a free one")
     summary = command.train(Launch(recipe, out, given.resume, port, given.max_restarts))
-    return _end(summary, out, given.json)
+    return _end(summary, out, given)
 
 
 def fit_any(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> dict[str, Any]:
     """By the engine that the recipe asks for; the run folder is left as `train` leaves it."""
-    from parlay import report
-
     if recipe.engine == "distributed":
         from parlay.launch import command
         from parlay.launch.supervisor import Launch
 
-        summary = command.train(Launch(recipe, out, resume))
-    else:
-        summary = fit(recipe, out, resume, progress).summary
-    if summary["epochs"]:
-        report.write([out], out / "report.html", out.name)
-    return summary
+        return command.train(Launch(recipe, out, resume))
+    return fit(recipe, out, resume, progress).summary
 
 
 def fit(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result:
@@ -152,18 +147,19 @@ def _new_folder(recipe: Recipe) -> Path:
     return next(path for path in paths if not path.exists())
 
 
-def _end(summary: dict[str, Any], out: Path, json: bool) -> int:
-    """The report, and the result on standard output or the line that tells it."""
-    from parlay import report
+def _end(summary: dict[str, Any], out: Path, given: argparse.Namespace) -> int:
+    """The report where it is asked for, and the result on standard output or the line that tells it."""
     from parlay.records import dumps
 
-    if summary["epochs"]:
+    if given.report and summary["epochs"]:
+        from parlay import report
+
         report.write([out], out / "report.html", out.name)
-    if json:
+    if given.json:
         print(dumps(summary, indent=2))
     if summary["status"] == "failed":
         return say_no(summary["message"], FAILED)
-    if not json:
+    if not given.json:
         _tell(summary, out)
     return EXIT_CODES[summary["status"]]
 

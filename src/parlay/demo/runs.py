@@ -43,10 +43,3 @@ def train(runs: Sequence[Planned], fit: Fit, progress: Progress) -> str:
 
     with one_core():
         return compare.carry_out(runs, fit, progress)
-
-
-def forecast(epochs: int) -> dict[str, Any]:
-    """What the same network would take with a device for each of three stages."""
-    from parlay.plan import plan
-
-    return plan(Recipe(stages=3, epochs=epochs))

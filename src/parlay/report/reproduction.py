@@ -16,9 +16,9 @@ from typing import Any
 
 from parlay.errors import InputError
 from parlay.report import pictures
-from parlay.report.load import shown, trained_share
 from parlay.report.simulate import Times, of_stages
 from parlay.report.words import DASH, Cell, Column
+from parlay.reproduce.old_load import shown, trained_share
 from parlay.schedule import Schedule
 
 FILE = "reproduction.json"

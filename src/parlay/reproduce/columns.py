@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from parlay.report.load import Run
+from parlay.reproduce.old_load import Run
 from parlay.reproduce.paper import Line
 from parlay.schedule import PARALLEL, SERIAL
 

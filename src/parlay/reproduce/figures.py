@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from safetensors.numpy import load_file
 
-from parlay.report.load import Epoch, Run
+from parlay.reproduce.old_load import Epoch, Run
 from parlay.reproduce.paper import RANDOM, WITHOUT, Line
 
 STYLE: dict[Any, Any] = {"svg.hashsalt": "parlay", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}

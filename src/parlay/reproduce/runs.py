@@ -23,8 +23,8 @@ from parlay.errors import InputError
 from parlay.filters import downsample
 from parlay.progress import Progress
 from parlay.recipe import STREAMING, Recipe, flag
-from parlay.report.load import Run, load
 from parlay.reproduce import beside
+from parlay.reproduce.old_load import Run, load
 from parlay.reproduce.paper import Line
 from parlay.reproduce.queue import Budget, Queue
 from parlay.reproduce.request import Request, selected

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from markupsafe import Markup
+
 from parlay import report
 from parlay.checkpoint import atomic_write
 from parlay.recipe import Recipe
 from parlay.records import write_json
-from parlay.report.load import Run
 from parlay.reproduce import columns, runs
 from parlay.reproduce.columns import QUOTED, Column, Facts
 from parlay.reproduce.figures import Shown, draw, save
+from parlay.reproduce.old_load import Run
 from parlay.reproduce.paper import MISPRINTS
 from parlay.reproduce.request import Request
 from parlay.reproduce.speed import Timing, Timings, speedups
@@ -86,8 +88,9 @@ def write(request: Request, status: str, command: str, say: Callable[[str], None
     atomic_write(request.folder / f"{request.name}.md", as_markdown(told, heads, found.rows))
     made = [folder for each in found.folders for folder in each]
     if made:
-        page, about = request.folder / "report.html", request.folder / "reproduction.json"
-        report.write(made, page, request.experiment.title, reproduction=about)
+        text = Markup("<pre>{}</pre>").format(as_markdown(told, heads, found.rows))
+        sections = [report.Section(request.experiment.title, text)]
+        report.write(made, request.folder / "report.html", request.experiment.title, sections=sections)
     return told
 
 
