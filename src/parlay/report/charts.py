@@ -17,6 +17,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from parlay.report import times
 from parlay.report.groups import Comparison, Configuration
+from parlay.report.load import LARGEST
 from parlay.report.svg import COLOURS, DASHES, MUTED, STYLE, Look, new_figure, to_svg
 from parlay.timeline import NAMES, Span, shares, window
 
@@ -93,7 +94,9 @@ def violation(found: Comparison, one: Configuration) -> Markup:
                 at = [e["epoch"] + 1 for e in longest]
                 axes.plot(at, means, mark, color=interface_look(k).colour, mfc="none", markersize=3.5, linewidth=1.2)
         every = [e for other in found.configurations for run in other.counted for e in run.epochs]
-        values = [v for e in every for v in (*e["violation"], *e["violation_at_entry"]) if v is not None]
+        values = [
+            v for e in every for v in (*e["violation"], *e["violation_at_entry"]) if v is not None and v <= LARGEST
+        ]
         _limits(axes, values, log=True)
         _epochs(axes, found)
         return to_svg(figure, f"{one.label}: violation per interface", f"violation {found.model} {one.label}")
@@ -158,7 +161,7 @@ def _by_epoch(one: Configuration, name: str, k: int | None = None) -> dict[int, 
     found: dict[int, list[float]] = {}
     for epoch in (epoch for run in one.counted for epoch in run.epochs):
         value = epoch[name] if k is None else next(iter(epoch[name][k:]), None)
-        if value is not None:
+        if value is not None and abs(value) <= LARGEST:
             found.setdefault(epoch["epoch"] + 1, []).append(value)
     return dict(sorted(found.items()))
 

@@ -132,7 +132,6 @@ class Comparison:
         least = counts_from(ours, theirs, first.summary["test_samples"] if self.by_accuracy else None)
         against = reference or (one if one.serial else None)
         statuses = Counter(run.status for run in one.runs)
-        phases = {phase: [times.mean_epoch(run, phase) for run in one.counted] for phase in ("serial", "parallel")}
         return {
             "label": one.label,
             "dataset": self.dataset,
@@ -150,7 +149,7 @@ class Comparison:
             "gap_differs": None if gap is None or least is None else abs(gap) > least,
             "reference": reference.label if reference else None,
             "auxiliary_bytes": _mean(one.values("auxiliary_bytes")),
-            **{f"{phase}_epoch": _mean([t for t in found if t is not None]) for phase, found in phases.items()},
+            **{f"{phase}_epoch": times.mean_epoch(one.counted, phase) for phase in ("serial", "parallel")},
             "status": ", ".join(f"{n} {status}" if len(statuses) > 1 else status for status, n in statuses.items()),
             **(times.row(one.counted, against.counted if against else ()) if self.timed else {}),
         }
@@ -197,7 +196,7 @@ def counts_from(ours: Sequence[float], theirs: Sequence[float], samples: float |
         if not values or (samples is None and len(values) == 1):
             return None
         mean = statistics.fmean(values)
-        binomial = mean * (100 - mean) / samples if samples else 0.0
+        binomial = max(mean * (100 - mean), 0.0) / samples if samples else 0.0
         squared += (binomial + (statistics.variance(values) if len(values) > 1 else 0.0)) / len(values)
     return ERRORS * math.sqrt(squared)
 

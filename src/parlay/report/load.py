@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from parlay.report import reading as records
 from parlay.report.reading import Kind, read_bounded, shown
 from parlay.timeline import Span
 
+LARGEST = 1e30
 LISTS = ("violation", "violation_at_entry")  # of a record; empty where there is none
 RECIPE, COMPARISON = "recipe.toml", "comparison.json"
 TEST_SAMPLES = {"digits": 360, "mnist": 10_000, "cifar10": 10_000, "cifar100": 10_000}
@@ -131,7 +132,7 @@ def _run(folder: Path) -> Run:
     if not any((folder / name).is_file() for name in (RECIPE, records.RECORDS, records.SUMMARY)):
         raise InputError(f"{shown(folder)} is no run folder: write the --out of parlay train")
     rows = records.read_records(folder / records.RECORDS)
-    epochs = [dict.fromkeys(records.RECORD_KEYS) | row | {name: row.get(name) or () for name in LISTS} for row in rows]
+    epochs = [_known(row, records.RECORD_KEYS) | {name: row.get(name) or () for name in LISTS} for row in rows]
     told, spans = records.read_summary(folder / records.SUMMARY), folder / timeline.FILE
     if told is None:  # the run goes on, or was killed
         told = {"status": "unfinished"} | {name: epochs[-1][name] for name in ("test_accuracy", "test_loss") if epochs}
@@ -143,19 +144,24 @@ def _run(folder: Path) -> Run:
     if not recipe:  # a run of a user's own model, started from Python: its summary says what is known
         known = ("method", "model", "dataset", "stages", "schedule", "downsample", "epochs", "seed")
         recipe = {name: told[name] for name in known if told.get(name) is not None}
-    summary = {name: told.get(name) for name in records.SUMMARY_KEYS}
-    summary |= {name: told.get(name) or {} for name in ("seconds", "environment")}
+    summary = _known(told, records.SUMMARY_KEYS) | {name: told.get(name) or {} for name in ("seconds", "environment")}
     summary["test_samples"] = told.get("test_samples") or TEST_SAMPLES.get(str(recipe.get("dataset")))
     steps = timeline.read(spans) if spans.is_file() and _read(spans) else []
     steps = [span for span in steps if math.isfinite(span.begin) and math.isfinite(span.end)]
     return Run(shown(folder.resolve().name), recipe, recipe_text.strip(), epochs, summary, steps)
 
 
+def _known(content: Content, names: Iterable[str]) -> dict[str, Any]:
+    """Numbers of a run that went astray count as not finite: no axis and no sum takes them."""
+    values = {name: content.get(name) for name in names}
+    return {name: None if isinstance(v, int | float) and abs(v) > LARGEST else v for name, v in values.items()}
+
+
 def _compared(path: Path) -> list[Path]:
     """The run folders of a comparison, in the order of its rows."""
     try:
         return [path.with_name(Path(str(name)).name) for row in _json(path)["rows"] for name in row["folders"]]
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         raise records.damaged(path, "no proper rows") from None
 
 

@@ -55,13 +55,13 @@ def comparison(found: Comparison) -> list[Column]:
     epochs = [str(done) if done == asked or not asked else f"{done} of {asked}" for done, asked in parts]
     columns = [
         _column("configuration", rows, "label"),
-        _column("epochs", rows, "epochs_done", texts=epochs),
-        _column("runs", rows, "runs", note="seeds that the numbers are made of"),
         _column(score_name(found), rows, found.score, texts=_spreads(rows, found.score, show)),
         _column("gap to serial", rows, "gap", lambda gap: signed(gap, show), looks=looks),
         _column("baseline", rows, "reference", note="the serial configuration most like it"),
         _column("memory for states", rows, "auxiliary_bytes", memory, "states and multipliers, or queues"),
         *(_times(found) if found.timed else ()),
+        _column("runs", rows, "runs", note="seeds that the numbers are made of"),
+        _column("epochs", rows, "epochs_done", texts=epochs),
         _column("status", rows, "status", looks=bad),
     ]
     plain = {
@@ -112,13 +112,13 @@ def bench(content: Content) -> list[Column]:
     return _told(
         [
             _column("system", rows, "system"),
-            _column("", rows, "note"),
-            _column("devices", rows, "stages", "{:g}".format),
+            _column("speed-up", rows, "speedup", texts=_quartiles(rows, "speedup", percent)),
             _column("ms a step", rows, "step_ms", texts=_quartiles(rows, "step_ms", seconds)),
             _column("µs a sample", rows, "sample_us", seconds, "over the samples that each block is trained on"),
-            _column("speed-up", rows, "speedup", texts=_quartiles(rows, "speedup", percent)),
             *([per_step, _column("samples a step", rows, "samples_per_step", "{:g}".format)] if partly else ()),
+            _column("devices", rows, "stages", "{:g}".format),
             _column("stages wait", rows, "waits", note="share of every stage's time"),
+            _column("variant", rows, "note"),
         ]
     )
 
@@ -160,8 +160,10 @@ def notes(found: Comparison) -> list[str]:
     least = sorted(row["gap_counts_from"] for row in gaps if row["gap_counts_from"] is not None)
     if least:
         amount = " to ".join(dict.fromkeys(points(found, value) for value in (least[0], least[-1])))
-        of = [f"of {runs[0].summary['test_samples']:,.0f} test samples"] if found.by_accuracy else []
+        samples = runs[0].summary["test_samples"] if found.by_accuracy else None
+        of = [f"of {samples:,.0f} test samples"] if samples else []
         of += ["of the spread over the runs"] * any(row["runs"] > 1 for row in gaps)
+        amount += " points" * found.by_accuracy
         rule = f"A gap counts as a difference above two standard errors ({' and '.join(of)}): here {amount}."
         told.append(rule + " Smaller gaps are grey." * any(row["gap_differs"] is False for row in gaps))
     elif gaps:

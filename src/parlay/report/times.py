@@ -57,12 +57,9 @@ def epoch_seconds(runs: Sequence[Run]) -> float | None:
     return (sum(len(times) * statistics.median(times) for times in phases) + passes) / len(timed)
 
 
-def mean_epoch(run: Run, phase: str) -> float | None:
-    """As the summary has it; from the records where there is none yet."""
-    if run.status != "unfinished":
-        seconds = run.summary["seconds"].get(f"{phase}_epoch")
-        return float(seconds) if isinstance(seconds, int | float) else None
-    found = [e["seconds"] for e in run.epochs if e["phase"] == phase and e["seconds"] is not None]
+def mean_epoch(runs: Sequence[Run], phase: str) -> float | None:
+    """As the summaries have it, in seconds."""
+    found = [seconds for run in runs if (seconds := run.summary["seconds"].get(f"{phase}_epoch")) is not None]
     return statistics.fmean(found) if found else None
 
 
