@@ -142,6 +142,7 @@ def test_every_run_is_an_ordinary_run_folder(done: Path, tmp_path: Path) -> None
         assert not (done / name / "report.html").exists()
     alone = ("--out", tmp_path / "alone", "--epochs", 3, "--stages", 2, "--schedule", "parallel", "--seed", 1)
     assert parlay("train", *SMALL, *alone, "--beta", 2) == 0
+    assert not (tmp_path / "alone" / "report.html").exists()
     assert records(tmp_path / "alone") == records(done / "al-s1")
     assert (tmp_path / "alone" / "recipe.toml").read_text() == (done / "al-s1" / "recipe.toml").read_text()
 
