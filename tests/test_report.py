@@ -355,7 +355,7 @@ def test_what_is_no_run_and_no_place_for_a_page_is_named_in_one_line(tmp_path: P
     (tmp_path / "comparison.json").write_text('{"rows": [{"folders": [""]}]}')
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "records.jsonl")  # nobody writes into it
-    says = {name: "does not exist: write a run folder" for name in ("nowhere", "x" * 5000, "a\0b")}
+    says = dict.fromkeys(("nowhere", "x" * 5000, "a\0b"), "does not exist: write a run folder")
     says |= {"file": "is a file", "empty\nfolder": "is no run folder", "pipe": "is no run folder", "": "damaged"}
     for folder, line in says.items():
         with pytest.raises(InputError, match=rf"^[^\n]*{line}[^\n]*$"):

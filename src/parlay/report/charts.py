@@ -23,8 +23,10 @@ from parlay.timeline import NAMES, Span, shares, window
 
 LINES = 8  # more cannot be told apart in one chart
 STEPS = 4  # of a timeline: more of them become too thin to read
+BARS = 5000  # of a timeline, whatever its file holds
 RANKS = 32  # rows of a timeline, and interfaces
-_HUES = {"forward": 1, "backward": 4, "update": 3, "send": 7, "receive": 6, "wait": 2, "replay": 8}
+HUES = {"forward": 1, "backward": 4, "update": 3, "send": 7, "receive": 6, "wait": 2, "replay": 8}
+"""Colours of what a stage does."""
 _HALF = ("send", "receive", "wait")  # as tall as work
 
 Legend = list[tuple[Markup, str]]
@@ -112,7 +114,7 @@ def interface_look(k: int) -> Look:
 
 def timeline(spans: Sequence[Span], salt: str) -> tuple[Legend, Markup]:
     """The last steps, a row per stage. Shares are those of each stage's time."""
-    chosen = window(spans, STEPS)
+    chosen = window(spans, STEPS)[:BARS]
     ranks = sorted({span.rank for span in chosen})[:RANKS]
     there = {span.name for span in chosen}
     names = [name for name in NAMES if name in there] + sorted(there - set(NAMES))
@@ -122,7 +124,9 @@ def timeline(spans: Sequence[Span], salt: str) -> tuple[Legend, Markup]:
         for span in (span for span in chosen if span.rank in ranks):
             row, height = ranks.index(span.rank), 0.3 if span.name in _HALF else 0.72
             bar = (1000 * span.begin, 1000 * (span.end - span.begin))
-            axes.broken_barh([bar], (-row - 0.36, height), facecolors=Look(hue(span.name), 0).colour, linewidth=0)
+            axes.broken_barh(
+                [bar], (-row - 0.36, height), facecolors=Look(HUES.get(span.name, 0), 0).colour, linewidth=0
+            )
             if span.name == "forward":
                 axes.text(bar[0], 0.4 - row, str(span.step), fontsize=8, color=MUTED, clip_on=True)
         axes.set_yticks([-row for row in range(len(ranks))], [f"stage {rank}" for rank in ranks])
@@ -136,16 +140,11 @@ def timeline(spans: Sequence[Span], salt: str) -> tuple[Legend, Markup]:
     return [(patch(name), f"{name} {', '.join(f'{own.get(name, 0.0):.0%}' for own in found)}") for name in names], svg
 
 
-def hue(name: str) -> int:
-    """Of what a stage does."""
-    return _HUES.get(name, 0)
-
-
 def patch(name: str) -> Markup:
     return Markup(
         '<svg class="swatch" width="14" height="10" aria-hidden="true">'
         '<rect width="14" height="10" style="fill:var(--c{})"/></svg>'
-    ).format(hue(name))
+    ).format(HUES.get(name, 0))
 
 
 def swatch(look: Look) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import jinja2
 
 from parlay.report import charts, tables
 from parlay.report.groups import Comparison
-from parlay.report.load import Inputs, Run
+from parlay.report.load import Content, Inputs, Run
 from parlay.report.section import Section
 
 TIMELINES = 3  # of a comparison, one for each of so many configurations
@@ -81,12 +82,11 @@ def _about(run: Run) -> dict[str, Any]:
     }
 
 
-def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
+def _facts(found: Content) -> list[tuple[str, str]]:
     """As text, what is known; lists with their repetitions counted: a device per stage reads cpu × 3."""
     facts = []
     for key, value in found.items():
-        names = [str(item) for item in value] if isinstance(value, list) else [str(value)]
-        counted = {name: names.count(name) for name in names}
-        text = ", ".join(name if count == 1 else f"{name} × {count}" for name, count in counted.items())
+        counts = Counter(map(str, value if isinstance(value, list) else [value]))
+        text = ", ".join(name if count == 1 else f"{name} × {count}" for name, count in counts.items())
         facts += [(str(key), text)] if value is not None and text else []
     return facts
