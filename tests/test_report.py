@@ -260,8 +260,9 @@ def test_markup_in_names_and_messages_is_escaped_everywhere(tmp_path: Path) -> N
     timeline.write(runs[1] / timeline.FILE, [span._replace(name=MARKUP) for span in two_ranks()])
     rows = [timing(MARKUP, 200.0, 1.0, model=MARKUP, note=MARKUP)]
     measured = bench(tmp_path / "b.json", rows=rows, says=[MARKUP], command=MARKUP, environment={MARKUP: MARKUP})
-    pages = [page_of(runs, tmp_path, MARKUP, sections=[Section(MARKUP, Markup("<p>{}</p>").format(MARKUP))])]
+    pages = [page_of(runs, tmp_path, MARKUP, sections=[Section(MARKUP, Markup("<p>{}</p>").format(MARKUP))] * 2)]
     assert pages[0].index("<p>&lt;script") < pages[0].index("Learning curves")  # sections of others stand on top
+    assert re.findall(r'href="#([^"]*)"', pages[0])[:3] == ["section-1", "section-2", "runs-1"]
     report([*runs, measured], tmp_path / "all.html")
     pages.append((tmp_path / "all.html").read_text())
     for page in pages:
