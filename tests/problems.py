@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import parlay
-from parlay.data import batches
 from parlay.engines.base import Batch
 from parlay.engines.in_process import InProcess
 from parlay.filters import downsample
@@ -87,22 +86,6 @@ def statistics(model: nn.Module) -> Tensor:
 
 
 # Plain PyTorch
-
-
-def plain_sgd(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, batch_size: int, seed: int) -> nn.Module:
-    """The training loop that anybody would write, with the batches and the rates of a serial run."""
-    model = model.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    for epoch in range(epochs):
-        ids = batches(len(data[0]), batch_size, seed, epoch)
-        for step, batch in enumerate(ids):
-            for group in optimizer.param_groups:
-                group["lr"] = 0.1 * parlay.Rate("cosine").at(epoch + step / len(ids), epochs)
-            inputs, targets = data[0][batch].contiguous(memory_format=torch.channels_last), data[1][batch]
-            F.cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return model
 
 
 @dataclass

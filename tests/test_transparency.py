@@ -1,5 +1,5 @@
-"""The parallel thing equals the plain thing: one stage is serial training, and the right auxiliary variables make
-every stage's gradient that of backpropagation through the whole network."""
+"""The parallel thing equals the plain thing: the right auxiliary variables make every stage's gradient that of
+backpropagation through the whole network. That one stage is serial training says tests/test_twins.py."""
 
 from pathlib import Path
 
@@ -39,55 +39,6 @@ def filled(cut: Partition, data: tuple[Tensor, Tensor], method: parlay.Coupling,
     running = engine(cut, data, method, folder=to, downsample=factor)
     running.refresh([batch(SAMPLES)], never)
     return running
-
-
-# One stage
-
-
-def trained(model: nn.Sequential, data: tuple[Tensor, Tensor], stages: int = 1, **options: object) -> Tensor:
-    cut = parlay.partition(model, stages, data[0][:2])
-    result = trainer(cut, batch_size=8, seed=5, **options).fit(data, epochs=3)
-    assert result.status == "finished"
-    return problems.weights(result.model)
-
-
-@networks
-@pytest.mark.parametrize("method", METHODS, ids=name)
-def test_one_stage_in_parallel_is_a_plain_training_loop_bit_for_bit(network: str, method: parlay.Coupling) -> None:
-    data = images(21)
-    plain = problems.plain_sgd(NETWORKS[network](), data, epochs=3, batch_size=8, seed=5)
-    ours = NETWORKS[network]()
-    assert torch.equal(trained(ours, data, method=method, schedule="parallel"), problems.weights(plain))
-    assert torch.equal(problems.statistics(ours), problems.statistics(plain))
-
-
-@networks
-@pytest.mark.parametrize("stages", [1, 2, 3, 5])
-def test_serial_training_of_any_cut_is_a_plain_training_loop_bit_for_bit(network: str, stages: int) -> None:
-    data = images(21)
-    plain = problems.plain_sgd(NETWORKS[network](), data, epochs=3, batch_size=8, seed=5)
-    assert torch.equal(trained(NETWORKS[network](), data, stages, schedule="serial"), problems.weights(plain))
-
-
-@pytest.mark.parametrize("method", METHODS, ids=name)
-def test_one_stage_with_dropout_is_serial_training_bit_for_bit(method: parlay.Coupling) -> None:
-    def network() -> nn.Sequential:
-        return nn.Sequential(problems.dense(), nn.Dropout(0.5), nn.Linear(problems.CLASSES, problems.CLASSES))
-
-    data, models = images(21), [network() for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    serial = trained(models[0], data, schedule="serial")
-    assert torch.equal(trained(models[1], data, method=method, schedule="parallel"), serial)
-
-
-@stages
-@pytest.mark.parametrize("method", METHODS, ids=name)
-def test_several_stages_in_parallel_are_another_method_than_serial_training(
-    stages: int, method: parlay.Coupling
-) -> None:
-    data = images(21)
-    serial = trained(problems.without_norm(), data, stages, schedule="serial")
-    assert not torch.equal(trained(problems.without_norm(), data, stages, method=method, schedule="parallel"), serial)
 
 
 # The augmented Lagrangian: λ = x and κ = p
@@ -224,6 +175,13 @@ def test_red_black_gives_every_stage_every_sample_in_two_visits_and_its_neighbou
 
 
 # Multipliers at zero
+
+
+def trained(model: nn.Sequential, data: tuple[Tensor, Tensor], stages: int, **options: object) -> Tensor:
+    cut = parlay.partition(model, stages, data[0][:2])
+    result = trainer(cut, batch_size=8, seed=5, **options).fit(data, epochs=3)
+    assert result.status == "finished"
+    return problems.weights(result.model)
 
 
 @networks
