@@ -6,13 +6,16 @@ import json
 import os
 import re
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import recorded
 from parlay.bench.core import Row, as_json, quartiles
 from parlay.checkpoint import FolderLock
+from parlay.cli import demo
 from parlay.demo import folder, runs, speed
 from parlay.progress import Silent
 from parlay.recipe import Recipe
@@ -245,3 +248,14 @@ def test_two_cores_are_really_timed(monkeypatch: Patch) -> None:
     pipeline = next(one for one in found["rows"] if one["system"].startswith("pipeline"))
     assert len(pipeline["tried_step_ms"]) == 6
     assert found["rounds"] == 3
+
+
+def test_the_hybrid_row_is_the_recorded_one_that_is_level_with_serial_training() -> None:
+    page, figures = recorded.module("pages").experiment("digits-hybrid"), recorded.figures("digits-hybrid")
+    words = f"{page.COMMON} {page.RUNS['ds-tail-hold'][0]}".split()
+    asked = {flag[2:].replace("-", "_"): value for flag, value in pairwise(words) if flag.startswith("--")}
+    _, row = runs.ROWS["ds-sph-al-k3"]
+    assert {key: str(value) for key, value in row.items()}.items() <= asked.items()
+    assert int(asked["epochs"]) == demo.EPOCHS
+    assert figures["ds-tail-hold-to-serial"] > -1
+    assert figures["ds-tail-hold-lowest"] >= 95

@@ -59,7 +59,9 @@ def test_a_figure_or_a_table_changed_by_hand_is_found(pages: ModuleType) -> None
         assert pages.made(text.replace(old, new), "tail") == text
 
 
-@pytest.mark.parametrize("name", ["paper", "streaming", "resnet20", "reach", "detail", "adaptive", "tail"])
+@pytest.mark.parametrize(
+    "name", ["paper", "streaming", "resnet20", "reach", "detail", "adaptive", "tail", "digits-hybrid"]
+)
 def test_a_page_has_question_answer_command_commit_and_hardware(name: str) -> None:
     text = (RESULTS / name / "README.md").read_text(encoding="utf-8")
     assert [word for word in HEADINGS if f"**{word}.**" not in text and f"## {word}" not in text] == []
@@ -90,7 +92,7 @@ def test_the_same_runs_are_packed_into_the_same_bytes(tmp_path: Path, monkeypatc
     assert (tmp_path / "tail" / "runs.tar.xz").read_bytes() == (RESULTS / "tail" / "runs.tar.xz").read_bytes()
 
 
-@pytest.mark.parametrize("experiment", ["resnet20", "streaming"])
+@pytest.mark.parametrize("experiment", ["resnet20", "streaming", "digits-hybrid"])
 def test_recorded_runs_have_the_flags_of_their_rows(experiment: str, pages: ModuleType) -> None:
     page = pages.experiment(experiment)
 

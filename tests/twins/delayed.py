@@ -10,7 +10,7 @@ p[k, t]    the adjoint of λ[k, t] per sample
 from twins.problem import Problem
 
 
-def train(problem: Problem, predict: float = 0.0) -> None:
+def train(problem: Problem, predict: float = 0.0, M: int = 1) -> None:
     K, DS, US = problem.K, problem.DS, problem.US
     for epochs in problem.parallel_phases():
         batch = [step for epoch in epochs for step in problem.steps(epoch)]
@@ -43,8 +43,9 @@ def train(problem: Problem, predict: float = 0.0) -> None:
                     n = len(λ[k, t])
                     x[k, t].backward(None if k == K - 1 else p[k + 1, t] / n)
                     for name, w in problem.f[k].named_parameters():
-                        w.grad = W[k, t][name].grad
+                        w.grad = W[k, t][name].grad if w.grad is None else w.grad + W[k, t][name].grad
                     if k > 0:
                         p[k, t] = n * λ[k, t].grad
-            for k in range(K):
-                problem.update(k, rate)
+                    problem.update(k, rate, M)
+        for k in range(K):
+            problem.apply(k, rate)

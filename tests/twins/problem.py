@@ -47,6 +47,7 @@ class Problem:
         self.r, self.augment = downsample, augment
         self.lr, self.rest = lr, sgd
         self.sgd = [self.optimizer(f) for f in self.f]
+        self.pending = [0] * self.K
 
     def optimizer(self, module: nn.Module) -> torch.optim.SGD:
         return torch.optim.SGD(module.parameters(), self.lr, **self.rest)
@@ -97,9 +98,19 @@ class Problem:
         moving = [(name, w) for name, w in self.f[k].named_parameters() if w in v]
         return {name: w.detach().clone().add_(-steps * (self.lr * rate) * v[w]) for name, w in moving}
 
-    def update(self, k: int, rate: float) -> None:
-        """v ← m v + g, W ← W − η v, with g the gradient and the weight decay. No gradient, no update."""
-        self.sgd[k].param_groups[0]["lr"] = self.lr * rate
+    def update(self, k: int, rate: float, M: int = 1) -> None:
+        """v ← m v + g, W ← W − η v. M gradients make one update by their mean, at M times the rate."""
+        self.pending[k] += 1
+        if self.pending[k] == M:
+            self.apply(k, rate)
+
+    def apply(self, k: int, rate: float) -> None:
+        """What has been added up; weights without a gradient stay as they are."""
+        M, self.pending[k] = self.pending[k], 0
+        for w in self.f[k].parameters():
+            if w.grad is not None and M > 1:
+                w.grad *= 1 / M
+        self.sgd[k].param_groups[0]["lr"] = self.lr * (M * rate)
         self.sgd[k].step()
         self.sgd[k].zero_grad()
 

@@ -10,7 +10,7 @@ import torch
 from twins.problem import Problem
 
 
-def train(problem: Problem, β: float = 8.0, predict: float = 0.0, bound: float = 0.1) -> None:
+def train(problem: Problem, β: float = 8.0, predict: float = 0.0, M: int = 1, bound: float = 0.1) -> None:
     K, DS, US = problem.K, problem.DS, problem.US
     for epochs in problem.parallel_phases():
         batch = [step for epoch in epochs for step in problem.steps(epoch)]
@@ -46,5 +46,6 @@ def train(problem: Problem, β: float = 8.0, predict: float = 0.0, bound: float 
                         x.backward((p[k + 1, t] + 2 * b * moved) / n)
                     if k > 0:
                         p[k, t] = n * λ_t.grad
-            for k in range(K):
-                problem.update(k, rate)
+                    problem.update(k, rate, M)
+        for k in range(K):
+            problem.apply(k, rate)
