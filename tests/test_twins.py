@@ -59,6 +59,7 @@ class Case:
     network: Callable[[], nn.Sequential] = residual
     downsample: int = 1
     augment: CropAndFlip | None = None
+    clip: float | None = None
     samples: int = 37
     """The last batch has 5."""
 
@@ -78,6 +79,7 @@ CASES = {
     "al, downsampled with detail, dropout": Case(
         "al", parlay.AugmentedLagrangian(detail=0.3), options={"detail": 0.3}, network=dropping, downsample=2
     ),
+    "al, clipped": Case("al", parlay.AugmentedLagrangian(), "alternate:2:1", clip=0.5),
     "penalty, K = 2": Case("penalty", parlay.Penalty(), stages=2),
     "penalty, K = 3": Case("penalty", parlay.Penalty(beta=1.0), "alternate:2:1", options={"β": 1.0}),
     "penalty, downsampled, dropout": Case("penalty", parlay.Penalty(), network=dropping, downsample=2),
@@ -128,6 +130,7 @@ def by_parlay(name: str) -> Tensor:
         optimizer=lambda weights: torch.optim.SGD(weights, **SGD),
         downsample=case.downsample,
         augment=case.augment,
+        clip=case.clip,
         batch_size=BATCH,
         seed=SEED,
         device="cpu",
@@ -147,6 +150,7 @@ def by_twin(name: str) -> Tensor:
         seed=SEED,
         downsample=case.downsample,
         augment=case.augment,
+        clip=case.clip,
         **SGD,
     )
     heads = {"shapes": stages.shapes, "classes": CLASSES} if case.twin == "local" else {}
@@ -168,6 +172,7 @@ MISTAKES = [
     ("al, K = 3", "al", "κ[k][ids] = p[k]", "κ[k][ids] += p[k]"),
     ("al, K = 3", "al", "near(x[k], λ_next, reach) * ", ""),
     ("al, K = 3", "problem", "torch.lerp(s2, now, 0.1)", "torch.lerp(s2, now, 0.2)"),
+    ("al, clipped", "problem", "self.clipped(self.f[k].parameters())", "pass"),
     ("al, downsampled", "al", "(x[k][0].numel() * s2", "(X[0].numel() * s2"),
     ("al, downsampled with detail, dropout", "al", "US(x[k], full", "US(λ_next, full"),
     ("penalty, K = 3", "penalty", "step.epoch + k", "step.epoch"),
@@ -178,7 +183,7 @@ MISTAKES = [
     ("replay, K = 3", "replay", "(5 / 3)", "(2 / 3)"),
     ("replay, K = 2, augmented", "replay", "batch[t], augmented=True", "batch[t], augmented=False"),
     ("replay, predicted", "replay", "predict * L", "predict * (L - 1)"),
-    ("replay, accumulated", "problem", "(M * rate)", "rate"),
+    ("replay, accumulated", "problem", "k, M * rate)", "k, rate)"),
     ("replay, downsampled, dropout", "problem", "step.epoch, step.number, k)", "step.epoch, step.number, 0)"),
     ("delayed, K = 3, predicted", "delayed", "L = 2 * (K - 1 - k)", "L = 2 * (K - 1 - k) + 1"),
     ("delayed, K = 3, predicted", "delayed", "predict * L", "predict * (L - 1)"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +37,7 @@ class Problem:
         seed: int,
         downsample: int = 1,
         augment: Any = None,
+        clip: float | None = None,
         lr: float = 0.1,
         **sgd: float,
     ) -> None:
@@ -44,7 +45,7 @@ class Problem:
         self.K = len(stages)
         self.y, self.targets = data
         self.phases, self.batch_size, self.seed = phases, batch_size, seed
-        self.r, self.augment = downsample, augment
+        self.r, self.augment, self.clip = downsample, augment, clip
         self.lr, self.rest = lr, sgd
         self.sgd = [self.optimizer(f) for f in self.f]
         self.pending = [0] * self.K
@@ -74,8 +75,9 @@ class Problem:
             for k in range(self.K):
                 x = self.forward(k, x, step)
             self.φ(x, step.ids).backward()
+            self.clipped([w for f in self.f for w in f.parameters()])
             for k in range(self.K):
-                self.update(k, step.rate)
+                self.step(k, step.rate)
 
     def images(self, step: Step, augmented: bool) -> Tensor:
         x = self.y[step.ids]
@@ -110,7 +112,16 @@ class Problem:
         for w in self.f[k].parameters():
             if w.grad is not None and M > 1:
                 w.grad *= 1 / M
-        self.sgd[k].param_groups[0]["lr"] = self.lr * (M * rate)
+        self.clipped(self.f[k].parameters())
+        self.step(k, M * rate)
+
+    def clipped(self, weights: Iterable[Tensor]) -> None:
+        """The norm of their gradients together is at most `clip`."""
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(weights, self.clip)
+
+    def step(self, k: int, rate: float) -> None:
+        self.sgd[k].param_groups[0]["lr"] = self.lr * rate
         self.sgd[k].step()
         self.sgd[k].zero_grad()
 
