@@ -50,7 +50,7 @@ def install(python, log):
     """Packages are large: a terminal shows how far they are. Errors go to the file."""
     print(f"setting up {os.path.dirname(log)}: the first time it fetches PyTorch, which takes minutes", flush=True)
     quiet = [] if sys.stdout.isatty() else ["--quiet"]
-    words = ["install", *quiet, "--constraint", "constraints.txt", "--editable", ".[dev]"]
+    words = ["install", *quiet, "--constraint", "constraints.txt", "--editable", ".[dev]", "--editable", "./paper"]
     environment = {"PIP_RETRIES": "2", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **os.environ}
     with open(log, "w") as errors:
         return subprocess.call([os.path.abspath(python), "-m", "pip", *words], cwd=ROOT, stderr=errors, env=environment)

@@ -12,9 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from parlay.report import gantt
-from parlay.report.simulate import Times, play, replay
 from parlay.report.svg import INK, MUTED, PAPER, RULE, STYLE, Look, new_figure, standalone, to_svg
+from parlay_paper.timelines import Times, draw, play, replay
 
 FOLDER = Path(__file__).parent / "pictures"
 FORWARD, BACKWARD, STATE, MULTIPLIER, STAGE = (Look(hue, 0).colour for hue in (1, 4, 2, 6, 0))
@@ -102,7 +101,7 @@ def waiting() -> str:
         ("layers in parallel: every stage works all the time", play(times, "P" * 2 * K)),
     ]
     return standalone(
-        gantt.draw(rows, K, "docs waiting", "time (simulated). Blue: forward, violet: backward; numbers are batches")
+        draw(rows, K, "docs waiting", "time (simulated). Blue: forward, violet: backward; numbers are batches")
     )
 
 
@@ -115,7 +114,7 @@ def timeline() -> str:
         ("hybrid, alternate:4:1: the last of five batches (epochs) is serial", play(times, "PPPPS")),
         ("replay, from empty queues: batches stream, answers come 2(K−1−k) steps later", replay(times, 9)),
     ]
-    return standalone(gantt.draw(rows, K, "docs", "forward passes of a stage (simulated)"))
+    return standalone(draw(rows, K, "docs", "forward passes of a stage (simulated)"))
 
 
 def _sheet(width: int, height: int, x: tuple[float, float], y: tuple[float, float]) -> tuple[Figure, Axes]:
@@ -169,8 +168,8 @@ def _text(axes: Axes, x: float, y: float, text: str, ha: str = "center", size: f
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     with matplotlib.rc_context(STYLE):
-        for draw in (network, step, waiting, timeline):
-            (FOLDER / f"{draw.__name__}.svg").write_text(draw(), encoding="utf-8")
+        for picture in (network, step, waiting, timeline):
+            (FOLDER / f"{picture.__name__}.svg").write_text(picture(), encoding="utf-8")
 
 
 if __name__ == "__main__":

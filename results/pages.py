@@ -1,10 +1,11 @@
 """Tables and figures of all pages, made from the records in this folder.
 
-    python results/pages.py            write them: tables of results/*/README.md, figures of README.md and docs/*.md
+    python results/pages.py            write them: tables of the results' pages, figures of README.md and docs/*.md
     python results/pages.py --check    say what differs, and end with 1 if something does
     python results/pages.py --list     print every figure by its name
 
-Every experiment has a `page.py` with two functions: `tables()` gives Markdown by name, `figures()` numbers by name.
+Every experiment has a `page.py` with two functions: `tables()` gives Markdown by name, `figures()` numbers by name. An
+experiment is a folder of results/; that of the reproduction, `paper`, is paper/results/.
 A table stands on a page between `<!-- table: NAME -->` and `<!-- end -->`, where NAME is `experiment/table`, or `table`
 alone on the experiment's own page. A figure is followed by the name of its source, as in
 `90.36<!-- streaming/replay-k3 -->`, and is rounded as it is written.
@@ -23,21 +24,29 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+sys.path.append(str(HERE))
+from records import PAPER, folder_of  # noqa: E402
+
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"([−+-]?\d[\d,]*(?:\.\d+)?)(<!-- (\S+/\S+) -->)")
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(HERE.rglob("README.md"))]
+    docs, results = sorted((ROOT / "docs").glob("*.md")), sorted(HERE.rglob("README.md"))
+    return [ROOT / "README.md", *docs, *results, *PAPER.glob("README.md")]
+
+
+def owner(page: Path) -> str | None:
+    """The experiment whose page it is."""
+    return "paper" if page.parent == PAPER else page.parent.name if page.parent.parent == HERE else None
 
 
 @cache
 def experiment(name: str) -> ModuleType:
     """The `page.py` of an experiment; it may import its neighbours and what all of them share."""
-    path = HERE / name / "page.py"
-    for folder in (str(path.parent), str(HERE)):
-        if folder not in sys.path:
-            sys.path.append(folder)
+    path = folder_of(name) / "page.py"
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(f"results_{name.replace('-', '_')}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -48,7 +57,7 @@ def experiment(name: str) -> ModuleType:
 
 
 def experiments() -> list[str]:
-    return sorted(path.parent.name for path in HERE.glob("*/page.py"))
+    return sorted(["paper", *(path.parent.name for path in HERE.glob("*/page.py"))])
 
 
 @cache
@@ -104,7 +113,7 @@ def main() -> int:
     stale = 0
     for page in pages():
         old = page.read_text(encoding="utf-8")
-        new = made(old, page.parent.name if page.parent.parent == HERE else None)
+        new = made(old, owner(page))
         if new != old and given.check:
             stale += 1
             changes = [f"  {a}\n→ {b}" for a, b in zip(old.splitlines(), new.splitlines(), strict=False) if a != b]

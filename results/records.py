@@ -1,4 +1,5 @@
-"""Run folders of an experiment, kept as one compressed file: `results/EXPERIMENT/runs.tar.xz`.
+"""Run folders of an experiment, kept as one compressed file: `results/EXPERIMENT/runs.tar.xz`, `paper/results/` for
+the experiment `paper`.
 
     python results/records.py unpack streaming runs/streaming     write the run folders, to look at or to resume
     python results/records.py pack streaming runs/streaming       keep these in the place of the recorded ones
@@ -17,7 +18,13 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
+PAPER = HERE.parent / "paper" / "results"
 KEPT = {".toml", ".json", ".jsonl", ".csv", ".txt"}
+
+
+def folder_of(experiment: str) -> Path:
+    """The reproduction of the paper keeps its results beside its code."""
+    return PAPER if experiment == "paper" else HERE / experiment
 
 
 @functools.cache
@@ -30,13 +37,13 @@ def runs(experiment: str) -> Path:
 
 
 def unpack(experiment: str, folder: Path) -> None:
-    with tarfile.open(HERE / experiment / "runs.tar.xz") as archive:
+    with tarfile.open(folder_of(experiment) / "runs.tar.xz") as archive:
         archive.extractall(folder, filter="data")
 
 
 def pack(experiment: str, folder: Path) -> None:
     """The same folder gives the same file, byte for byte: names in order, no times, no owners."""
-    target = HERE / experiment / "runs.tar.xz"
+    target = folder_of(experiment) / "runs.tar.xz"
     files = sorted(path for path in folder.rglob("*") if path.suffix in KEPT and "checkpoints" not in path.parts)
     partial = target.with_suffix(".partial")
     with tarfile.open(partial, "w:xz", preset=9, format=tarfile.PAX_FORMAT) as archive:
@@ -51,7 +58,7 @@ def pack(experiment: str, folder: Path) -> None:
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("what", choices=("unpack", "pack"))
-    ask.add_argument("experiment", help="a folder of results/")
+    ask.add_argument("experiment", help="a folder of results/, or paper")
     ask.add_argument("folder", type=Path)
     given = ask.parse_args()
     {"unpack": unpack, "pack": pack}[given.what](given.experiment, given.folder)

@@ -32,7 +32,7 @@ class Row:
     @property
     def scores(self) -> dict[int, float]:
         """Of the runs that have finished."""
-        ended = {seed: run.test_accuracy for seed, run in self.runs.items() if run and run.finished}
+        ended = {seed: run.summary["test_accuracy"] for seed, run in self.runs.items() if run and run.finished}
         return {seed: score for seed, score in ended.items() if score is not None}
 
     @property
@@ -47,7 +47,7 @@ class Row:
     @property
     def memory(self) -> int:
         """Bytes that the method keeps beside the network, its gradients and its optimiser."""
-        return max((run.auxiliary_bytes or 0 for run in self.there), default=0)
+        return max((run.summary["auxiliary_bytes"] or 0 for run in self.there), default=0)
 
     @property
     def each(self) -> str:

@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import parlay
-from parlay.data import batches
-from parlay.engines.base import Batch
-from parlay.engines.in_process import InProcess
-from parlay.filters import downsample
+from parlay.batch import Batch
+from parlay.engine.engine import Engine
+from parlay.link.filters import downsample
 from parlay.partitioning import Partition
-from parlay.progress import Silent
+from parlay.run.progress import Silent
 
 CLASSES = 3
 IMAGE = (1, 8, 8)
@@ -89,22 +88,6 @@ def statistics(model: nn.Module) -> Tensor:
 # Plain PyTorch
 
 
-def plain_sgd(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, batch_size: int, seed: int) -> nn.Module:
-    """The training loop that anybody would write, with the batches and the rates of a serial run."""
-    model = model.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    for epoch in range(epochs):
-        ids = batches(len(data[0]), batch_size, seed, epoch)
-        for step, batch in enumerate(ids):
-            for group in optimizer.param_groups:
-                group["lr"] = 0.1 * parlay.Rate("cosine").at(epoch + step / len(ids), epochs)
-            inputs, targets = data[0][batch].contiguous(memory_format=torch.channels_last), data[1][batch]
-            F.cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return model
-
-
 @dataclass
 class Backpropagated:
     """One pass of backpropagation through a whole network, with US(DS(x)) in the place of x at every cut."""
@@ -151,14 +134,14 @@ class Recorder(torch.optim.Optimizer):
 
 
 def engine(
-    cut: Partition, data: tuple[Tensor, Tensor], method: parlay.Coupling, *, folder: Path, **options: Any
-) -> InProcess:
+    cut: Partition, data: tuple[Tensor, Tensor], method: parlay.Method, *, folder: Path, **options: Any
+) -> Engine:
     """An engine as the trainer makes it, without a run around it; with a `Recorder` unless an optimiser is given."""
     made = trainer(cut, method, **{"schedule": "parallel", "optimizer": Recorder, **options})
     return made.engine(made._feed(data, None), folder)
 
 
-def trainer(cut: Partition, method: parlay.Coupling | None = None, **options: Any) -> parlay.Trainer:
+def trainer(cut: Partition, method: parlay.Method | None = None, **options: Any) -> parlay.Trainer:
     """A trainer on the CPU that shows nothing."""
     return parlay.Trainer(
         cut, **{"method": method, "loss": nn.CrossEntropyLoss(), "device": "cpu", "progress": Silent(), **options}
@@ -167,23 +150,23 @@ def trainer(cut: Partition, method: parlay.Coupling | None = None, **options: An
 
 def batch(ids: Tensor | int, epoch: int = 0, step: int = 0, beta: float = 3.0, seed: int = 0) -> Batch:
     """A step on these samples, or on the first so many."""
-    return Batch(torch.arange(ids) if isinstance(ids, int) else ids, epoch, step, 1.0, beta, seed)
+    return Batch(torch.arange(ids) if isinstance(ids, int) else ids, epoch, step, 1.0, seed, beta)
 
 
 def never() -> bool:
     return False
 
 
-def recorded(running: InProcess, k: int) -> Tensor | None:
+def recorded(running: Engine, k: int) -> Tensor | None:
     """The gradient of stage k at the last step, in one row."""
-    kept = running.stages[k].optimizer.kept
+    kept = running.own.stages[k].optimiser.inner.kept
     return None if kept is None else torch.cat([gradient.flatten() for gradient in kept])
 
 
-def hold_multipliers(running: InProcess, multipliers: list[Tensor]) -> None:
+def hold_multipliers(running: Engine, multipliers: list[Tensor]) -> None:
     """Put these multipliers of all samples into the stores."""
-    for interface, multiplier in zip(running.interfaces, multipliers, strict=True):
-        interface.multipliers.load(multiplier.contiguous())
+    for link, multiplier in zip(running.own.links, multipliers, strict=True):
+        link.multipliers.load(multiplier.contiguous())
 
 
 def relative(a: Tensor, b: Tensor) -> float:

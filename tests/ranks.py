@@ -1,22 +1,30 @@
-"""Real processes for the tests of the distributed engine: few, forked from a server that has loaded torch once."""
+"""Real processes for the tests: few, forked from a server that has loaded torch once.
+
+together   what a function returns in each of several ranks
+commands   how a command of `parlay` ends in each of several ranks, started as torchrun starts them
+"""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import socket
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch.distributed.pipelining", "parlay.trainer", "problems"])
+from parlay.bench.processes import SERVER, Children
+from parlay.cli import main
+from parlay.launch.rank import end
+
+SERVER.set_forkserver_preload(["parlay.bench.cpu", "parlay.run", "parlay.launch.supervise", "problems"])
 
 
 def together(
@@ -27,46 +35,56 @@ def together(
     `hosts`: each poses as a host of its own, with all the GPUs of this one.
     """
     port = _free_port()
-    processes, ends = [], []
-    for rank in range(ranks):
-        here, there = SERVER.Pipe(duplex=False)
-        process = SERVER.Process(target=_rank, args=(there, rank, ranks, port, hosts, work, given), daemon=True)
-        process.start()
-        there.close()
-        processes.append(process)
-        ends.append(here)
+    children = Children("ranks", _rank, [(rank, ranks, port, hosts, work, given) for rank in range(ranks)])
     try:
-        until = time.monotonic() + timeout
-        return [_answer(end, rank, until) for rank, end in enumerate(ends)]
+        return [pickle.loads(answer) for answer in children.hear(timeout)]
+    except RuntimeError as error:
+        pytest.fail(str(error))
     finally:
-        for process in processes:
-            process.join(2)
-            if process.is_alive():
-                process.kill()
-                process.join()
-
-
-def _answer(end: Connection, rank: int, until: float) -> Any:
-    if not end.poll(max(until - time.monotonic(), 0)):
-        pytest.fail(f"rank {rank} has not answered in time")
-    try:
-        answer, error = pickle.loads(end.recv_bytes())
-    except EOFError:
-        pytest.fail(f"rank {rank} has died")
-    if error:
-        pytest.fail(f"rank {rank}: {error}")
-    return answer
+        children.close()
 
 
 def _rank(
-    end: Connection,
-    rank: int,
-    ranks: int,
-    port: int,
-    hosts: bool,
-    work: Callable[..., Any],
-    given: tuple[Any, ...],
+    end: Connection, rank: int, ranks: int, port: int, hosts: bool, work: Callable[..., Any], given: tuple[Any, ...]
 ) -> None:
+    _become(rank, ranks, port, hosts)
+    try:
+        # as bytes: tensors would go by shared memory, which ends with this process
+        end.send((pickle.dumps(work(*given)), None))
+    except BaseException:
+        end.send((None, traceback.format_exc()))
+
+
+def commands(ranks: int, *words: object, timeout: float = 60.0) -> list[tuple[int, str]]:
+    """Exit code (negative: the signal) and output of `parlay WORDS` in each of so many ranks."""
+    port, given = _free_port(), list(map(str, words))
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder) / str(rank) for rank in range(ranks)]
+        processes = [
+            SERVER.Process(target=_command, args=(given, dict(os.environ), log, rank, ranks, port), daemon=True)
+            for rank, log in enumerate(logs)
+        ]
+        for process in processes:
+            process.start()
+        until = time.monotonic() + timeout
+        for process in processes:
+            process.join(max(until - time.monotonic(), 0))
+            process.kill()
+            process.join()
+        return [(process.exitcode or 0, log.read_text()) for process, log in zip(processes, logs, strict=True)]
+
+
+def _command(words: list[str], environment: dict[str, str], log: Path, rank: int, ranks: int, port: int) -> None:
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.clear()
+    os.environ |= environment
+    _become(rank, ranks, port)
+    end(main(words))
+
+
+def _become(rank: int, ranks: int, port: int, hosts: bool = False) -> None:
     if hosts:
         os.environ |= {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
     os.environ |= {
@@ -79,11 +97,6 @@ def _rank(
         "GLOO_SOCKET_IFNAME": "lo",
     }
     torch.set_num_threads(1)
-    try:
-        answer = (work(*given), None)
-    except BaseException:
-        answer = (None, traceback.format_exc())
-    end.send_bytes(pickle.dumps(answer))  # as bytes: tensors would go by shared memory, which ends with this process
 
 
 def _free_port() -> int:

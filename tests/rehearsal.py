@@ -21,8 +21,8 @@ Storages that come from a lane, from `send`, `adopt` or `to_device` are device m
 on both is an error, as in CUDA, but for numbers (0 dimensions, read when issued) and copies. What is issued outside of
 all lanes belongs to `main`, if it touches device memory; else it is the host's and done at once.
 
-Random ops draw as those of CUDA do: by the seed of the device and the count of draws since, in the order in which the
-host issues them. A captured op draws anew in each replay, the number that it would have drawn uncaptured.
+Random ops draw from the source that they are issued in, from its seed of that moment on, in the order in which the host
+issues them. A captured op draws anew in each replay, the number that it would have drawn uncaptured.
 
 What it does not show:
 
@@ -46,6 +46,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager, nullcontext
 from typing import Any, Self, TypeVar
 
@@ -54,7 +55,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from parlay.lanes import Lane, Lanes
+from parlay.lanes import Lane, Lanes, Source
 
 Thing = TypeVar("Thing", Tensor, nn.Module)
 SPOILT = 0x7FFF  # as 16 bits again and again: NaN in float64 to float16, a huge number in any other type
@@ -70,20 +71,72 @@ class HostWait(RuntimeError):
     """The host would wait for the device inside a capture."""
 
 
+class Promise(Future[Any]):
+    """Work that is done when somebody asks for it, and not before."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__()
+        self.work: Callable[[], Any] | None = work
+
+    def result(self, timeout: float | None = None) -> Any:
+        work, self.work = self.work, None
+        if work is not None:
+            self.set_result(work())
+        return super().result(timeout)
+
+
+class AtLast(Executor):
+    """Threads of the host as the caller's own, and as late as can be."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Promise:  # type: ignore[override]
+        return Promise(lambda: fn(*args, **kwargs))
+
+    def map(self, fn: Callable[..., Any], *given: Any, **_: Any) -> Iterator[Any]:
+        return map(fn, *given)
+
+
 class Op:
     """A computation on memory. It holds no tensor of the caller."""
 
-    def __init__(self, name: str, run: Callable[[], Any], dice: bool = False) -> None:
-        self.name, self.run, self.dice, self.where = name, run, dice, _line()
+    def __init__(self, name: str, run: Callable[[], Any], source: RehearsalSource | None = None) -> None:
+        self.name, self.run, self.source, self.where = name, run, source, _line()
 
 
 class Node:
     """An op in a queue. It may run when those in `after` are done: the one before it, and what its lane waits for."""
 
-    __slots__ = ("after", "done", "number", "op", "seed")
+    __slots__ = ("after", "done", "drawn", "number", "op")
 
-    def __init__(self, op: Op, after: list[Node], number: int, seed: int) -> None:
-        self.op, self.after, self.number, self.seed, self.done = op, after, number, seed, False
+    def __init__(self, op: Op, after: list[Node], number: int) -> None:
+        self.op, self.after, self.number, self.done = op, after, number, False
+        self.drawn = op.source.drawn if op.source is not None else None
+
+
+class Drawn:
+    """Random numbers from one seed on."""
+
+    def __init__(self, seed: int) -> None:
+        self.state = torch.Generator().manual_seed(seed).get_state()
+
+
+class RehearsalSource(Source):
+    def __init__(self, owner: Rehearsal) -> None:
+        super().__init__()
+        self.owner, self.drawn = owner, Drawn(0)
+
+    def seed(self, number: int) -> None:
+        if self.owner.capturing is not None:
+            raise RuntimeError(f"a seed inside a capture, at {_line()}")
+        super().seed(number)
+        with _disable_current_modes():
+            self.drawn = Drawn(number)
+
+    def __enter__(self) -> Self:
+        self.owner.sources.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.owner.sources.pop()
 
 
 class RehearsalEvent:
@@ -105,7 +158,7 @@ class RehearsalLane(Lane):
         self.pool: Pool = {}
         self.let_go: list[Tensor] = []
 
-    def mark(self) -> RehearsalEvent:
+    def mark(self, asleep: bool = False) -> RehearsalEvent:  # noqa: ARG002
         graph = self.owner.graph_of(self)
         return RehearsalEvent(self.owner, self.owner.issue(self, Op("event", _do_nothing)), graph)
 
@@ -169,12 +222,14 @@ class Rehearsal(Lanes):
         self.queues: list[deque[Node]] = []
         self.branches: list[deque[Node]] = []  # of replays
         self.ranks: dict[int, float] = {}
-        self.seeded, self.draws = 0, 0
         self.blocks: dict[int, Tensor] = {}  # all device memory, by its address
         self.released: deque[tuple[Tensor, Pool, RehearsalLane]] = deque()
+        self.readers: dict[int, list[RehearsalLane]] = {}  # other lanes that read a block, by its address
+        self.kept: list[tuple[list[Node], tuple[Tensor, Pool, RehearsalLane]]] = []  # let go, and still read by them
         self.capturing: RehearsalGraph | None = None
         self.number = 0
         super().__init__()
+        self.sources = [RehearsalSource(self)]
         self.modes: list[Any] = [_Reads(self), _Ops(self)]
 
     def __enter__(self) -> Self:
@@ -204,7 +259,7 @@ class Rehearsal(Lanes):
         self.counts.copies += 1
         with _disable_current_modes():
             staged = value.clone()
-        with torch._C.DisableTorchFunction():  # nobody reads what it lies in
+        with torch._C.DisableTorchFunction(), _disable_current_modes():  # nobody reads what it lies in
             there = self._allocate(staged)
         there.copy_(staged, non_blocking=True)
         return there
@@ -216,10 +271,18 @@ class Rehearsal(Lanes):
             _spoil(here)
         return here.copy_(value, non_blocking=True)
 
-    def seed(self, seed: int) -> None:
-        if self.capturing is not None:
-            raise RuntimeError(f"a seed inside a capture, at {_line()}")
-        self.seeded, self.draws = seed, 0
+    def threads(self, count: int, name: str) -> Executor:  # noqa: ARG002
+        return AtLast()
+
+    def staging(self, count: int) -> Tensor:
+        with _disable_current_modes():
+            return torch.empty(count, dtype=torch.uint8)
+
+    def keep(self, tensor: Tensor, lane: RehearsalLane) -> None:
+        self.readers.setdefault(tensor.untyped_storage().data_ptr(), []).append(lane)
+
+    def source(self) -> RehearsalSource:
+        return RehearsalSource(self)
 
     def adopt(self, *things: Any) -> None:
         """These tensors, and those of these modules, are device memory from now on; others are passed over."""
@@ -275,14 +338,10 @@ class Rehearsal(Lanes):
         return node
 
     def push(self, lane: RehearsalLane, queue: deque[Node], op: Op, after: list[Node]) -> Node:
-        self.number, self.draws = self.number + 1, self.draws + op.dice
+        self.number += 1
         if queue is lane.queue:
             after, lane.after = [*after, *lane.after, *([queue[-1]] if queue else [])], []
-        queue.append(
-            node := Node(
-                op, [a for a in after if not a.done], self.number, (self.seeded << 20) + self.draws & (1 << 63) - 1
-            )
-        )
+        queue.append(node := Node(op, [a for a in after if not a.done], self.number))
         return node
 
     def go_on(self, issued: int) -> None:
@@ -332,7 +391,7 @@ class Rehearsal(Lanes):
 
     def _do(self, node: Node) -> None:
         try:
-            with _seeded(node.seed) if node.op.dice else nullcontext():
+            with _drawing(node.drawn) if node.drawn is not None else nullcontext():
                 node.op.run()
         except Exception as error:
             error.add_note(f"in {node.op.name}, issued at {node.op.where}")
@@ -371,8 +430,18 @@ class Rehearsal(Lanes):
 
         Sooner it cannot be used again: a lane that has waited for all readers meanwhile disturbs nobody.
         """
+        free = deque(what for nodes, what in self.kept if all(node.done for node in nodes))
+        self.kept = [(nodes, what) for nodes, what in self.kept if not all(node.done for node in nodes)]
         while self.released:
-            block, pool, lane = self.released.popleft()
+            what = self.released.popleft()
+            readers = self.readers.pop(what[0].data_ptr(), [])
+            if readers:
+                nodes = [self.push(reader, reader.queue, Op("kept", _do_nothing), []) for reader in readers]
+                self.kept.append((nodes, what))
+            else:
+                free.append(what)
+        while free:
+            block, pool, lane = free.popleft()
             graph = self.graph_of(lane)
             if pool is lane.pool:
                 lane.let_go.append(block)
@@ -433,7 +502,7 @@ class Rehearsal(Lanes):
                 if out is not None:
                     out.copy_(value)
 
-        self.issue(self.current, Op(str(func), run, dice))
+        self.issue(self.current, Op(str(func), run, self.sources[-1] if dice else None))
         return result
 
 
@@ -520,16 +589,17 @@ def _results(func: Any, args: Any, kwargs: Any, dice: bool) -> Any:
         return torch.empty_strided(whole.size(), whole.stride(), dtype=whole.dtype, device="meta")
 
     if key not in _known:
-        with _seeded(0) if dice else nullcontext():
+        with _drawing(Drawn(0)) if dice else nullcontext():
             _known[key] = _map(bare, func(*_map(zeros, args), **_map(zeros, kwargs)))
     return _known[key]
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def _drawing(drawn: Drawn) -> Iterator[None]:
     before = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
+    torch.set_rng_state(drawn.state)
     yield
+    drawn.state = torch.get_rng_state()
     torch.set_rng_state(before)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from parlay import checkpoint
 from parlay.cli import main
-from parlay.progress import Progress
+from parlay.run import checkpoints
+from parlay.run.progress import Progress
 
 SAMPLES, BATCH, STEPS = 96, 32, 3
 SMALL = [
@@ -49,9 +49,9 @@ def summary(out: Path) -> dict[str, Any]:
 
 def kept(out: Path) -> dict[str, Tensor]:
     """Weights, batch statistics and optimiser state of the newest checkpoint, by their global names."""
-    found = checkpoint.newest(out / "checkpoints", pytest.fail)
+    found = checkpoints.newest(out / "checkpoints", pytest.fail)
     assert found is not None
-    return {key: value for part in found.parts for key, value in found.part(part).items() if part.startswith("stage-")}
+    return {key: value for part in found if part.startswith("stage-") for key, value in found[part].items()}
 
 
 def flip_a_byte(path: Path) -> None:
@@ -125,5 +125,5 @@ class Heard(Progress):
 def listen(patch: pytest.MonkeyPatch, stop_after: int = -1) -> Heard:
     """Runs of the command line from now on report to what is returned."""
     heard = Heard(stop_after)
-    patch.setattr("parlay.progress.for_terminal", lambda: heard)
+    patch.setattr("parlay.run.progress.for_terminal", lambda: heard)
     return heard

@@ -38,7 +38,8 @@ def copy(tmp_path: Path) -> Path:
     results = tmp_path / "results"
     for experiment in EXPERIMENTS:
         shutil.copytree(RESULTS / experiment, results / experiment, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(RESULTS / "pages.py", results)
+    for name in ("pages.py", "records.py"):
+        shutil.copy(RESULTS / name, results)
     (tmp_path / "README.md").write_text("")
     return results
 

@@ -11,13 +11,9 @@ from typing import Any
 
 import pytest
 
-from parlay import run
 from parlay.compare import read_rows, read_seeds
 from parlay.errors import InputError
-from parlay.report import table, write
-from parlay.report.groups import tasks
-from parlay.report.load import load
-from parlay.report.speed import HALVES, epoch_seconds, note, scatter, staleness
+from parlay.run import setup as run
 from runs import SMALL, answer, listen, parlay, records, summary
 
 ROWS = "serial,al,al:downsample=2:schedule=alternate:1:1"
@@ -39,7 +35,7 @@ READ: dict[str, list[dict[str, Any]]] = {
     "al:partition=4,7,serial": [{"method": "al", "partition": "4,7"}, {"method": "serial"}],
     "al:partition=4,7:beta=1e-1": [{"method": "al", "partition": "4,7", "beta": 0.1}],
     "al:lr=1:beta_final=2": [{"method": "al", "lr": 1.0, "beta_final": 2.0}],
-    "al:state-step=0.5": [{"method": "al", "state_step": 0.5}],
+    "al:reach=0.5": [{"method": "al", "reach": 0.5}],
 }
 
 
@@ -50,7 +46,7 @@ def test_rows_are_methods_with_keys_of_their_own(text: str) -> None:
 
 def test_rows_name_their_folders() -> None:
     assert [row.name for row in read_rows(ROWS)] == list(FOLDERS)
-    assert read_rows("al:beta=0.5:shrink=0.7")[0].name == "al-beta-0.5-shrink-0.7"
+    assert read_rows("al:beta=0.5:reach=0.7")[0].name == "al-beta-0.5-reach-0.7"
 
 
 def test_seeds_are_whole_numbers() -> None:
@@ -64,9 +60,9 @@ def test_seeds_are_whole_numbers() -> None:
     ("words", "told"),
     [
         ("--methods seriel", "(nearest: serial)"),
-        ("--methods serial,,al", "write a method and its keys, as in al:downsample=2"),
-        ("--methods al:downsample", "write a method and its keys, as in al:downsample=2"),
-        ("--methods al=2", "write a method and its keys, as in al:downsample=2"),
+        ("--methods serial,,al", "write a method and keys, as in al:downsample=2"),
+        ("--methods al:downsample", "write a method and keys, as in al:downsample=2"),
+        ("--methods al=2", "write a method and keys, as in al:downsample=2"),
         ("--methods al:downsampel=2", "write downsample"),
         ("--methods al:downsample=x", "downsample is 'x': write a whole number"),
         ("--methods al:downsample=3", "al:downsample=3: unknown downsample '3': write one of 1, 2, 4"),
@@ -80,7 +76,7 @@ def test_seeds_are_whole_numbers() -> None:
         ("--methods al:beta=1:beta=2", "write it once"),
         ("--methods al,serial,al", "'al' twice"),
         ("--methods al,al:stages=2", "'al' and 'al:stages=2' are the same: leave one of them out"),
-        ("--methods serial,serial:downsample=2:order=joint", "order is not for method 'serial'"),
+        ("--methods serial,serial:downsample=2:reach=1", "reach is not for method 'serial'"),
         ("--methods al:stages=99", "al:stages=99: "),
         ("--seeds 1,x", "as in 0,1,2"),
         ("--seed 1", "write --seeds"),
@@ -109,7 +105,7 @@ def test_rows_and_seeds_may_stand_in_a_recipe(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_no_torch_is_loaded_to_read_the_rows() -> None:
-    code = "import sys, parlay.compare, parlay.report.console; assert 'torch' not in sys.modules"
+    code = "import sys, parlay.compare, parlay.report; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -120,7 +116,7 @@ def test_no_torch_is_loaded_to_read_the_rows() -> None:
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison of three rows with two seeds."""
     out = tmp_path_factory.mktemp("compare") / "out"
-    assert compare(out, "--methods", ROWS, "--seeds", "0,1", "--beta", 2) == 0
+    assert compare(out, "--methods", ROWS, "--seeds", "0,1", "--beta", 2, "--report") == 0
     return out
 
 
@@ -143,9 +139,10 @@ def test_every_run_is_an_ordinary_run_folder(done: Path, tmp_path: Path) -> None
     assert sorted(path.name for path in done.iterdir() if path.is_dir()) == names
     for name in names:
         assert (done / name / "model.safetensors").is_file()
-        assert (done / name / "report.html").is_file()
+        assert not (done / name / "report.html").exists()
     alone = ("--out", tmp_path / "alone", "--epochs", 3, "--stages", 2, "--schedule", "parallel", "--seed", 1)
     assert parlay("train", *SMALL, *alone, "--beta", 2) == 0
+    assert not (tmp_path / "alone" / "report.html").exists()
     assert records(tmp_path / "alone") == records(done / "al-s1")
     assert (tmp_path / "alone" / "recipe.toml").read_text() == (done / "al-s1" / "recipe.toml").read_text()
 
@@ -166,9 +163,8 @@ def test_the_table_has_accuracy_time_memory_and_staleness(done: Path) -> None:
     assert al["auxiliary_bytes"] == 4 * down["auxiliary_bytes"]
     page = (done / "report.html").read_text()
     assert "Times are measured, on cpu in one process" in page
-    assert "these seconds are no speed-up" in page
+    assert "their seconds are no speed-up" in page
     assert "speed-up over serial" not in page
-    assert "against training time" not in page
     assert [row["takes_turns"] for row in told["rows"]] == [False, True, True]
 
 
@@ -180,10 +176,12 @@ def test_runs_that_are_done_are_not_made_again(out: Path, capsys: pytest.Capture
     told = capsys.readouterr()
     assert told.err == "6 of 6 runs are done already\n"
     assert stamps(out) == before
-    assert (out / "report.html").is_file()
+    assert not (out / "report.html").exists()
     lines = told.out.splitlines()
     assert [line.split()[0] for line in lines[1:5]] == ["method", *ROWS.split(",")]
-    assert lines[-1] == f"report: {out / 'report.html'}"
+    assert again(out, "--report") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {out / 'report.html'}"
+    assert (out / "report.html").is_file()
 
 
 def test_runs_that_are_missing_are_made(out: Path, done: Path) -> None:
@@ -241,16 +239,16 @@ def test_a_folder_with_other_runs_is_refused(out: Path, capsys: pytest.CaptureFi
     assert answer(capsys).endswith("serial-s0 holds a run with lr 0.1, not 0.2: write another --out, or delete it")
     (out / "al-s1" / "summary.json").write_text("{")
     assert again(out) == 2
-    assert "al-s1 is damaged" in answer(capsys)
+    assert "summary.json is damaged (not JSON)" in answer(capsys)
     assert {**stamps(out), "al-s1": 0} == {**before, "al-s1": 0}
 
 
 def test_runs_with_another_default_of_their_method_are_refused(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = out / "al-s0" / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace("state-step = 1.0", "state-step = 0.9"))
+    recipe.write_text(recipe.read_text().replace("reach = 0.25", "reach = 0.5"))
     capsys.readouterr()
     assert again(out) == 2
-    assert answer(capsys).endswith("al-s0 holds a run with state-step 0.9, not 1.0: write another --out, or delete it")
+    assert answer(capsys).endswith("al-s0 holds a run with reach 0.5, not 0.25: write another --out, or delete it")
 
 
 def test_a_cut_by_cost_is_measured_once_for_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,118 +265,3 @@ def test_a_cut_by_cost_is_measured_once_for_a_row(tmp_path: Path, monkeypatch: p
         assert compare(tmp_path, "--methods", "al", "--partition", "cost", "--seeds", seeds, "--epochs", 1) == 0
     cuts = [summary(tmp_path / f"al-s{seed}")["cuts"] for seed in (0, 1, 2)]
     assert cuts == [[1], [1], [1]]
-
-
-# What the page makes of times
-
-
-def made(folder: Path, method: str, seed: int, phases: str, seconds: list[float], **more: Any) -> Path:
-    """A run folder with known times; the first parallel epoch of a phase has a second of setting states in it."""
-    folder.mkdir()
-    stages = 1 if method == "serial" else 3
-    recipe = {"method": method, "stages": stages, "seed": seed, "dataset": "digits", "model": "resnet8"}
-    recipe |= {"epochs": len(phases), "schedule": "parallel", "batch-size": 32}
-    (folder / "recipe.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in recipe.items()))
-    rows = [
-        {
-            "epoch": n,
-            "phase": {"P": "parallel", "S": "serial"}[phase],
-            "seconds": seconds[n],
-            "refresh_seconds": float(phases[n - 1 : n + 1] == "SP"),
-            "test_accuracy": 80.0 + n,
-        }
-        for n, phase in enumerate(phases)
-    ]
-    (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    environment = {"devices": ["cpu"] * stages, "threads": 2}
-    told = {"status": "finished", "test_accuracy": rows[-1]["test_accuracy"], "steps_per_epoch": 10, "processes": 1}
-    (folder / "summary.json").write_text(json.dumps({**told, "environment": environment, **more}))
-    return folder
-
-
-def test_times_are_medians_of_each_phase_and_the_passes_between(tmp_path: Path) -> None:
-    serial = made(tmp_path / "s", "serial", 0, "SSSS", [9.0, 2.0, 2.0, 2.0])
-    hybrid = made(tmp_path / "h", "al", 0, "SPPSP", [8.0, 7.0, 1.0, 2.0, 2.0])
-    first, second = load([serial, hybrid])
-    assert epoch_seconds([first]) == 2.0
-    # serial: the median of 8 and 2, twice; parallel: the median of 6, 1 and 1, three times; two passes of a second
-    assert epoch_seconds([second]) == pytest.approx((2 * 5.0 + 3 * 1.0 + 2 * 1.0) / 5)
-    rows = {row["label"]: row for row in table([serial, hybrid], timed=True)}
-    assert rows["AL K=3"]["step_ms"] == pytest.approx(300.0)
-    assert rows["AL K=3"]["speedup"] == pytest.approx(2.0 / 3.0)
-    assert (rows["AL K=3"]["serial_step_ms"], rows["AL K=3"]["parallel_step_ms"]) == (500.0, 100.0)
-    assert all("speedup" not in row for row in table([serial, hybrid]))  # of runs made who knows where
-
-
-def test_a_run_beside_other_work_does_not_make_the_others_fast(tmp_path: Path) -> None:
-    quiet = [made(tmp_path / f"s{seed}", "serial", seed, "SSSS", [3.0, 2.0, 2.1, 2.0]) for seed in (0, 1)]
-    busy = made(tmp_path / "s2", "serial", 2, "SSSS", [30.0, 20.0, 21.0, 20.0])
-    al = made(tmp_path / "a", "al", 0, "SPPP", [2.0, 3.0, 2.0, 2.0], processes=3)
-    for serial, steady in ((quiet, True), ([*quiet, busy], False)):
-        rows = {row["label"]: row for row in table([*serial, al], timed=True)}
-        assert rows["AL K=3"]["speedup"] == pytest.approx(1.0, abs=0.2)  # not 4, as by the mean
-        assert rows["AL K=3"]["unsteady"] is not steady
-        write([*serial, al], tmp_path / "page.html", "a title", timed=True)
-        page = (tmp_path / "page.html").read_text()
-        assert ("do not rely on those with a question mark" in page) is not steady
-        assert (" ?</td>" in page) is not steady
-    (group, _) = tasks(load([*quiet, busy, al]), timed=True)[0].groups
-    assert scatter(group) == pytest.approx(10.0, rel=0.1)
-
-
-def test_staleness_is_told_by_the_method_or_is_an_epoch(tmp_path: Path) -> None:
-    runs = [
-        made(tmp_path / "serial", "serial", 0, "SS", [1.0, 1.0]),
-        made(tmp_path / "al", "al", 0, "SP", [1.0, 2.0]),
-        made(tmp_path / "replay", "replay", 0, "SP", [1.0, 2.0], staleness=4),
-        made(tmp_path / "other", "other", 0, "SP", [1.0, 2.0]),
-    ]
-    assert [staleness(one) for one in load(runs)] == [0, 10, 4, None]
-
-
-def test_the_picture_needs_serial_training_to_hold_others_against(tmp_path: Path) -> None:
-    serial = made(tmp_path / "s", "serial", 0, "SSSS", [9.0, 2.0, 2.0, 2.0])
-    al = made(tmp_path / "a", "al", 0, "SPPP", [2.0, 2.0, 1.0, 1.0], processes=3)
-    for number, (runs, timed, shown) in enumerate(
-        [([serial, al], True, True), ([al], True, False), ([serial], True, False), ([serial, al], False, False)]
-    ):
-        write(runs, tmp_path / f"{number}.html", "a title", timed=timed)
-        page = (tmp_path / f"{number}.html").read_text()
-        assert ("against training time" in page) is shown
-        assert ("step, ms" in page) is timed
-
-
-def test_the_note_says_what_the_times_are(tmp_path: Path) -> None:
-    serial = made(tmp_path / "s", "serial", 0, "SS", [2.0, 2.0])
-    together = made(tmp_path / "a", "al", 0, "SP", [2.0, 1.0])
-    apart = made(tmp_path / "b", "al", 1, "SP", [2.0, 1.0], processes=3)
-    (task,) = tasks(load([serial, together]), timed=True)
-    assert note(task).startswith("Times are measured, on cpu in one process of 2 threads: ")
-    assert "these seconds are no speed-up" in note(task)
-    assert "Baseline" not in note(task)
-    (task,) = tasks(load([serial, apart]), timed=True)
-    assert note(task).startswith("Times are measured, on cpu in one process of 2 threads; cpu in 3 processes: ")
-    assert "no speed-up" not in note(task)
-    assert "Baseline of the speed-ups, which are per sample trained: Serial w/o DA." in note(task)
-
-
-def test_a_stage_of_penalty_trains_on_half_of_the_samples_and_its_speed_up_says_so(tmp_path: Path) -> None:
-    times = {"seconds": [2.0, 0.5, 0.5, 0.5], "processes": 3}
-    runs = [
-        made(tmp_path / "s", "serial", 0, "SSSS", [2.0, 2.0, 2.0, 2.0]),
-        made(tmp_path / "a", "al", 0, "SPPP", **times),
-        made(tmp_path / "p", "penalty", 0, "SPPP", **times),
-    ]
-    rows = {row["label"]: row for row in table(runs, timed=True)}
-    assert [row["trained_share"] for row in rows.values()] == [1.0, 0.625, 1.0]  # serial, penalty, al
-    ratio = rows["AL K=3"]["speedup"]
-    assert ratio == rows["Penalty K=3"]["speedup"] == rows["AL K=3"]["speedup_per_sample"]
-    assert rows["Penalty K=3"]["speedup_per_sample"] == pytest.approx(0.625 * ratio)
-    write(runs, tmp_path / "page.html", "a title", timed=True)
-    page = (tmp_path / "page.html").read_text()
-    assert "a stage of Penalty trains on half of the samples" in page
-    assert HALVES in note(tasks(load(runs))[0])  # epochs in seconds want it as well
-    assert note(tasks(load(runs), beside=True)[0]) == ""
-    recipe = runs[2] / "recipe.toml"
-    recipe.write_text(recipe.read_text() + 'order = "joint"\n')
-    assert load(runs[2:])[0].trained_share == 1.0

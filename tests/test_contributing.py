@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
-from dataclasses import dataclass
+import subprocess
+import sys
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
-
-import parlay
-from parlay.coupling import Pair
-from parlay.coupling.base import penalty
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-FOLDERS = (".", "src/parlay", "src/parlay/coupling", "src/parlay/models", "src/parlay/data", "tests")
+FOLDERS = (".", "src/parlay", "src/parlay/methods", "src/parlay/models", "src/parlay/data", "tests")
 
 
 def test_every_file_that_it_names_is_there() -> None:
-    named = set(re.findall(r"`([\w./]+\.(?:py|md|txt))`", TEXT)) - {"src/parlay/coupling/NAME.py"}
+    named = set(re.findall(r"`([\w./]+\.(?:py|md|txt))`", TEXT)) - {"src/parlay/methods/NAME.py"}
     named -= {"src/parlay/models/NAME.py"}
     assert len(named) > 20
     assert [name for name in named if not any((ROOT / folder / name).is_file() for folder in FOLDERS)] == []
@@ -31,17 +27,18 @@ def test_every_file_that_it_names_is_there() -> None:
 @pytest.mark.parametrize(
     ("file", "names"),
     [
-        ("src/parlay/run.py", ["METHODS", "make_trainer"]),
-        ("src/parlay/recipe.py", ["METHODS", "STREAMING", "DATASETS", "option"]),
-        ("src/parlay/report/groups.py", ["METHODS", "STREAMING"]),
+        ("src/parlay/run/setup.py", ["make_trainer"]),
+        ("src/parlay/config/datasets.py", ["FACTS"]),
+        ("src/parlay/config/keys.py", ["option"]),
+        ("src/parlay/methods/__init__.py", ["register"]),
         ("src/parlay/__init__.py", ["_HOMES", "__all__"]),
         ("src/parlay/models/__init__.py", ["_COMMON", "build", "is_vae"]),
-        ("src/parlay/data/sources.py", ["NAMES", "_FACTS", "load"]),
+        ("src/parlay/data/sources.py", ["load"]),
         ("src/parlay/data/layouts.py", ["LAYOUTS"]),
         ("src/parlay/data/fetch.py", ["PUBLISHED"]),
         ("tests/test_api.py", ["NAMES"]),
-        ("tests/test_couplings.py", ["METHODS"]),
-        ("tests/test_transparency.py", ["METHODS"]),
+        ("tests/test_twins.py", ["CASES", "MISTAKES"]),
+        ("tests/test_rehearsal.py", ["CASES"]),
         ("tests/runs.py", ["parlay", "answer"]),
     ],
 )
@@ -57,34 +54,25 @@ def test_every_name_that_it_gives_stands_in_its_file(file: str, names: list[str]
         assert f"`{name}`" in TEXT or name in TEXT
 
 
-@final
-@dataclass(frozen=True)
-class Nudged(parlay.Coupling):
-    """States go half of the way to their minimiser."""
-
-    keeps_multipliers: ClassVar[bool] = False
-    beta: float = 3.0
-
-    def start(self, x: Tensor) -> Pair:
-        return Pair(x, None)
-
-    def local_loss(self, x: Tensor, pair: Pair, b: Tensor) -> Tensor:
-        return penalty(x, pair.state, b)
-
-    def update(self, pair: Pair, x: Tensor | None, p: Tensor | None, b: Tensor, s2: Tensor) -> Pair:
-        assert x is not None
-        assert p is not None
-        return Pair(pair.state.lerp(self.displaced(x, p, b, s2), 0.5), None)
+def _example() -> Any:
+    spec = importlib.util.spec_from_file_location("new_method", ROOT / "examples" / "new_method.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules["new_method"] = found
+    spec.loader.exec_module(found)
+    return found
 
 
-def test_a_method_is_one_class_with_what_it_lists() -> None:
-    torch.manual_seed(0)
-    inputs = torch.randn(64, 4)
-    targets = (inputs.sum(1) > 0).long()
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)), nn.Linear(4, 2))
-    stages = parlay.partition(model, 2, inputs[:2])
-    trainer = parlay.Trainer(stages, nn.CrossEntropyLoss(), Nudged(), "parallel", batch_size=16, device="cpu")
-    result = trainer.fit((inputs, targets), (inputs, targets), epochs=8)
-    assert result.status == "finished"
-    assert result.records[-1]["phase"] == "parallel"
-    assert result.records[-1]["test_loss"] < result.records[0]["test_loss"]
+def test_a_method_of_ones_own_is_one_short_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len((ROOT / "examples" / "new_method.py").read_text().splitlines()) <= 60
+    _example().main(stages=3, epochs=3)
+    assert float(re.findall(r"Averaged: ([\d.]+) %", capsys.readouterr().out)[0]) > 60
+
+
+@pytest.mark.slow
+def test_it_trains_over_two_processes_too() -> None:
+    program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "examples/new_method.py", "2"]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(re.findall(r"Averaged: ([\d.]+) %", done.stdout)[0]) > 85

@@ -6,17 +6,20 @@ import json
 import os
 import re
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parlay.bench.core import Row, as_json, quartiles
-from parlay.checkpoint import FolderLock
+import recorded
+from parlay.bench.core import Problem, Result, as_json
+from parlay.cli import demo
+from parlay.config.recipe import Recipe
 from parlay.demo import folder, runs, speed
-from parlay.progress import Silent
-from parlay.recipe import Recipe
-from parlay.report.bench import Bench
+from parlay.files import FolderLock
+from parlay.report.load import read_bench
+from parlay.run.progress import Silent
 from runs import answer, last_line, listen, parlay
 
 Capsys = pytest.CaptureFixture[str]
@@ -32,15 +35,13 @@ STEADY = {
 }
 
 
-def row(system: str, times: list[float], serial: list[float]) -> Row:
+def row(system: str, times: list[float], serial: list[float]) -> Result:
     """Of these milliseconds, round by round."""
-    low, step, high = quartiles(times)
-    gains = quartiles([b / t for b, t in zip(serial, times, strict=True)])
-    seconds = tuple(value / 1000 for value in times)
-    return Row(system, 2, "resnet20", 64, step, low, high, gains[1], gains[0], gains[2], "", seconds)
+    gains = tuple(b / t for b, t in zip(serial, times, strict=True))
+    return Result(system, 2, Problem("resnet20", 64), tuple(value / 1000 for value in times), gains)
 
 
-def rows(**changed: float | list[float]) -> list[Row]:
+def rows(**changed: float | list[float]) -> list[Result]:
     """Five rounds of every system; the times of some are others than usual."""
     given = {**STEADY, **{name.replace("_", "-"): value for name, value in changed.items()}}
     times = {name: value if isinstance(value, list) else [value] * 5 for name, value in given.items()}
@@ -236,12 +237,23 @@ def test_two_cores_are_really_timed(monkeypatch: Patch) -> None:
     monkeypatch.setattr(speed, "RECIPE", small)
     monkeypatch.setattr(speed, "ROUNDS", (3, 3))
     found = json.loads(json.dumps(speed.measure(Silent(), "parlay demo")))
-    read = Bench.read(found)
-    assert [one.system for one in read.rows if not one.system.startswith("pipeline")] == [
+    read = read_bench(found, Path("bench.json"))
+    assert [one["system"] for one in read["rows"] if not one["system"].startswith("pipeline")] == [
         *("serial", "serial-two-threads", "layer-parallel", "data-parallel")
     ]
-    assert all(one.speedup is not None and one.speedup[1] > 0 for one in read.rows)
-    assert re.match(r"Two stages on two cores: \d", read.says[0])
+    assert all(one["speedup"] > 0 for one in read["rows"])
+    assert re.match(r"Two stages on two cores: \d", read["says"][0])
     pipeline = next(one for one in found["rows"] if one["system"].startswith("pipeline"))
     assert len(pipeline["tried_step_ms"]) == 6
     assert found["rounds"] == 3
+
+
+def test_the_hybrid_row_is_the_recorded_one_that_is_level_with_serial_training() -> None:
+    page, figures = recorded.module("pages").experiment("digits-hybrid"), recorded.figures("digits-hybrid")
+    words = f"{page.COMMON} {page.RUNS['ds-tail-hold'][0]}".split()
+    asked = {flag[2:].replace("-", "_"): value for flag, value in pairwise(words) if flag.startswith("--")}
+    _, row = runs.ROWS["ds-sph-al-k3"]
+    assert {key: str(value) for key, value in row.items()}.items() <= asked.items()
+    assert int(asked["epochs"]) == demo.EPOCHS
+    assert figures["ds-tail-hold-to-serial"] > -1
+    assert figures["ds-tail-hold-lowest"] >= 95

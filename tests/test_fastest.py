@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from parlay.bench import fastest
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
-from parlay.recipe import Recipe
 from runs import parlay
 
 SMALL = Recipe(dataset="digits", model="resnet8", stages=2, batch_size=8, device="cpu")
@@ -17,7 +17,7 @@ def test_the_numbers_that_the_network_allows_are_timed_and_the_fastest_is_taken_
     rows = fastest.tried(SMALL, str, rounds=1, steps=1)
     assert [row.stages for row in rows] == [2, 3]  # of 2, 3, 6 and 9: there are 5 blocks
     assert all(len(row.extra["cuts"]) == row.stages - 1 for row in rows)
-    rows = [replace(row, step_ms=ms) for row, ms in zip(rows, (5.0, 4.0), strict=True)]
+    rows = [replace(row, seconds=(ms / 1000,)) for row, ms in zip(rows, (5.0, 4.0), strict=True)]
     recipe = fastest.chosen(SMALL, rows)
     assert recipe.stages == 3
     assert recipe.cuts() == rows[1].extra["cuts"]

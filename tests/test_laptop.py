@@ -27,8 +27,8 @@ import records  # noqa: E402
 from home_records import Table  # noqa: E402
 from home_rows import PROBLEMS, ROWS, SEEDS, Job, jobs  # noqa: E402
 
-from parlay.bench.gang import Gang  # noqa: E402
-from parlay.recipe import Recipe  # noqa: E402
+from parlay.bench.processes import Pool  # noqa: E402
+from parlay.config.recipe import Recipe  # noqa: E402
 
 AL = ("digits-resnet20", "al-k2")
 LATE = 60.0
@@ -234,9 +234,9 @@ class Ten:
 @pytest.mark.skipif(bool(home_speed.refused()), reason="stages side by side need two cores")
 def test_a_stage_a_process_goes_through_whole_cycles_of_a_hybrid() -> None:
     recipe = home_speed.resolved("digits-resnet8")["sph-p-k2"]
-    gang = Gang("sph-p-k2", partial(home_speed.Scheduled, replace(recipe, batch_size=16), home_speed.CYCLE), 2)
+    pool = Pool("sph-p-k2", partial(home_speed.Scheduled, replace(recipe, batch_size=16), home_speed.CYCLE), 2)
     try:
-        gang.ready()
-        assert gang.time(2 * 40) > 0
+        pool.ready()
+        assert pool.time(2 * 40) > 0
     finally:
-        gang.close()
+        pool.close()

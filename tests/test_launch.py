@@ -13,135 +13,154 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import HashStore
 
-from parlay import faults
+from parlay import faults, signs
+from parlay.config.recipe import Recipe
+from parlay.engine import meeting, transport
 from parlay.errors import InputError, StageLost
-from parlay.launch import blame, heartbeat, meeting, places, slow, supervisor, worker
-from parlay.launch.ranks import CpuClock
-from parlay.recipe import Recipe
+from parlay.launch import cause, heartbeat, rank, slow, summary, supervise
+from parlay.launch.rank import ExitReport, Position
+from ranks import SERVER
 from runs import is_running, wait_for
 
 Patch = pytest.MonkeyPatch
 STANDIN = (sys.executable, str(Path(__file__).with_name("standin.py")))
 
 
-def launch(out: Path, stages: int = 3, **options: object) -> supervisor.Ending:
-    recipe = Recipe(stages=stages, engine="distributed")
-    return supervisor.run(supervisor.Launch(recipe, out, program=STANDIN, **options))  # type: ignore[arg-type]
+def launch(out: Path, stages: int = 3, **options: Any) -> supervise.Outcome:
+    return supervise.run(supervise.Launch(Recipe(stages=stages, engine="distributed"), out, **options))
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: Patch) -> None:
     monkeypatch.setenv("PARLAY_TIMEOUT", "2")
+    monkeypatch.setattr(supervise, "PROGRAM", STANDIN)
 
 
 @pytest.fixture(autouse=True)
 def none_is_left(tmp_path: Path) -> Iterator[None]:
     yield
-    assert [pid for pid in pids(tmp_path) if is_running(pid)] == []
+    wait_for(lambda: not any(map(is_running, pids(tmp_path))), 2)
 
 
 def pids(out: Path) -> list[int]:
-    return [int(path.read_text()) for path in out.glob("here-*")]
+    return [int(path.read_text()) for path in sorted(out.glob("here-*"))]
 
 
 # --- ends ---
 
 
-def test_a_run_whose_ranks_end_in_order_is_finished(tmp_path: Path) -> None:
-    ending = launch(tmp_path)
-    assert (ending.status, ending.message, ending.whole, ending.slow) == ("finished", "", True, ())
+def test_a_run_whose_ranks_end_in_order_is_finished(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch(tmp_path) == supervise.Outcome("finished", whole=True)
+    assert capfd.readouterr() == ("", "rank 0 speaks\n")
 
 
-@pytest.mark.parametrize("survivors", ["blame", "blocked"])
+KILLED = r"was killed by signal 9 \(SIGKILL\) in step 5"
+
+
 @pytest.mark.parametrize(
-    ("stage", "kind", "told"),
+    ("stage", "kind", "survivors", "said"),
     [
-        (0, "kill", r"was killed by signal 9 \(SIGKILL\) in step 5"),
-        (1, "kill", r"was killed by signal 9 \(SIGKILL\) in step 5"),
-        (2, "exit", r"ended with exit code 3 in step 5: rank 2 speaks"),
+        (1, "kill", "blame", KILLED),
+        (2, "exit", "blame", r"ended with exit code 3 in step 5: rank 2 speaks"),
+        pytest.param(0, "kill", "blocked", KILLED, marks=pytest.mark.slow),
     ],
 )
 def test_a_dead_stage_is_named_and_all_have_stopped_within_five_seconds(
-    stage: int, kind: str, told: str, survivors: str, tmp_path: Path, monkeypatch: Patch
+    stage: int, kind: str, survivors: str, said: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("STANDIN", f"steps:1000,survivors:{survivors}")
     monkeypatch.setenv("PARLAY_FAULT", f"stage{stage}:step5:{kind}")
     began = time.monotonic()
-    ending = launch(tmp_path)
+    outcome = launch(tmp_path)
     assert time.monotonic() - began < 5
-    pid = int((tmp_path / f"here-{stage}-0").read_text())
-    assert ending.status == "failed"
-    line = rf"stage {stage} of 3 \(process {pid}\) {told}; there is no checkpoint yet"
-    assert re.fullmatch(line, ending.message), ending.message
+    line = rf"stage {stage} of 3 \(process {pids(tmp_path)[stage]}\) {said}; there is no checkpoint yet"
+    assert outcome.status == "failed"
+    assert re.fullmatch(line, outcome.message), outcome.message
 
 
-@pytest.mark.parametrize("kind", ["stop", "hang"])
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [("hang", "gave no sign of life"), pytest.param("stop", "was stopped", marks=pytest.mark.slow)],
+)
 def test_a_stuck_stage_is_named_by_its_heartbeat_and_ended_after_the_timeout(
-    kind: str, tmp_path: Path, monkeypatch: Patch
+    kind: str, what: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("STANDIN", "steps:1000,survivors:blame")
     monkeypatch.setenv("PARLAY_FAULT", f"stage1:step5:{kind}")
     began = time.monotonic()
-    ending = launch(tmp_path)
+    outcome = launch(tmp_path)
     assert 2 <= time.monotonic() - began < 5
-    what = {"stop": "was stopped", "hang": "gave no sign of life"}[kind]
-    assert ending.message.startswith("stage 1 of 3 (process ")
-    assert f"{what} for 2 s in step 5 and was ended" in ending.message
+    assert outcome.message.startswith("stage 1 of 3 (process ")
+    assert f"{what} for 2 s in step 5 and was ended" in outcome.message
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_many_times_slower_is_no_fault_and_is_flagged(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("STANDIN", "steps:12")
-    monkeypatch.setenv("PARLAY_TIMEOUT", "1")
     monkeypatch.setenv("PARLAY_FAULT", "stage1:step0:slow")
     monkeypatch.setattr(slow, "EVIDENCE", 0.3)
-    ending = launch(tmp_path)
-    assert ending.status == "finished"
-    (flagged,) = ending.slow
-    assert (flagged["stage"], flagged["replica"]) == (1, 0)
+    told = summary.train(supervise.Launch(Recipe(stages=3, engine="distributed"), tmp_path))
+    assert told == json.loads((tmp_path / "summary.json").read_text())
+    (flagged,) = told["slow_stages"]
+    assert (told["status"], flagged["stage"], flagged["replica"]) == ("finished", 1, 0)
     assert flagged["times"] > 3
-
-
-def test_silence_is_no_fault_while_the_processor_is_busy() -> None:
-    script = "import time\nwhile True: pass"
-    with subprocess.Popen([sys.executable, "-c", script]) as busy:
-        try:
-            clock = CpuClock(busy.pid)
-            clock.restart(time.monotonic())
-            time.sleep(0.5)
-            assert clock.busy(time.monotonic())
-            assert not clock.stopped()
-            busy.send_signal(signal.SIGSTOP)
-            wait_for(clock.stopped)
-            clock.restart(time.monotonic())
-            time.sleep(0.2)
-            assert not clock.busy(time.monotonic())
-        finally:
-            busy.kill()
+    assert "slow stage: the steps of stage 1 took" in told["message"]
 
 
 def test_wrong_input_that_only_a_rank_can_see_is_told_once_and_as_it_is(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("STANDIN", "wrong:data")
-    ending = launch(tmp_path)
-    assert (ending.status, ending.message) == ("", "nothing at data: write another")
+    assert launch(tmp_path) == supervise.Outcome("", "nothing at data: write another")
 
 
-# --- restarts ---
-
-
+@pytest.mark.slow
 def test_a_lost_stage_is_restarted_as_often_as_asked(
-    tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PARLAY_FAULT", "stage1:step5:kill")
-    ending = launch(tmp_path, max_restarts=1)
-    assert ending.status == "finished"
-    assert "was killed by signal 9 (SIGKILL) in step 5" in (told := capsys.readouterr().err)
+    monkeypatch.setenv("PARLAY_DEBUG", "1")
+    assert launch(tmp_path, max_restarts=1).status == "finished"
+    told = capfd.readouterr().err
+    assert "was killed by signal 9 (SIGKILL) in step 5" in told
     assert "restart 1 of 1" in told
+    assert told.count("[stage 1 of 3] rank 1 speaks\n") == 2
     assert (tmp_path / "here-1-1").exists()
+
+
+# --- the machine is suspended ---
+
+
+@pytest.mark.parametrize("launcher", [0.8], indirect=True)
+def test_a_suspended_machine_is_no_silence(tmp_path: Path, launcher: Launcher) -> None:
+    """The launcher wakes first: it finds the others stopped, and silent for longer than its timeout."""
+    processes = [launcher.pid, *pids(tmp_path)]
+    time.sleep(0.4)  # in the middle of a step: the launcher knows of its beginning
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2.6)
+    for pid in processes:
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.2)
+    then = time.time()
+    wait_for(lambda: (tmp_path / "step-2").stat().st_mtime > then, 5)  # they go on
+    os.kill(launcher.pid, signal.SIGTERM)
+    assert launcher.outcome() == "interrupted: "
+
+
+def test_a_rank_that_was_stopped_does_not_take_its_neighbour_for_lost(monkeypatch: Patch) -> None:
+    """It sleeps for a moment, and wakes 100 seconds later."""
+    now, clock = [0.0], signs.RunningClock
+    monkeypatch.setattr(transport.time, "sleep", lambda _: now.append(now[-1] + 100))
+    monkeypatch.setattr(signs, "RunningClock", lambda: clock(lambda: now[-1]))
+    transport.Waits(0).until(lambda: len(now) > 3, "stage 1")
+    with pytest.raises(StageLost, match="stage 0 lost stage 1: no answer for 2 seconds"):
+        transport.Waits(0).until(lambda: False, "stage 1")
 
 
 # --- ports ---
@@ -159,7 +178,7 @@ def test_a_given_port_in_use_is_named_before_any_rank_starts(tmp_path: Path) -> 
 
 
 def test_the_store_listens_to_this_machine_alone() -> None:
-    with supervisor._store(None) as port:
+    with supervise._store(None) as port:
         table = Path("/proc/net/tcp").read_text().splitlines()[1:]
         every = Path("/proc/net/tcp6").read_text().splitlines()[1:]
         listening = [line.split()[1] for line in table + every if line.split()[3] == "0A"]
@@ -172,7 +191,7 @@ def test_a_new_start_does_not_meet_the_ranks_of_the_one_before() -> None:
     names = []
     for _ in range(3):
         with ThreadPoolExecutor(3) as pool:
-            late = [pool.submit(meeting.agree, store, rank, 3, 10.0) for rank in (2, 0)]
+            late = [pool.submit(meeting.agree, store, number, 3, 10.0) for number in (2, 0)]
             time.sleep(0.1)
             found = {start.result() for start in [*late, pool.submit(meeting.agree, store, 1, 3, 10.0)]}
         assert len(found) == 1
@@ -187,226 +206,224 @@ def test_a_rank_that_is_not_met_is_no_reason_to_wait_for_ever() -> None:
 
 # --- signals to the launcher itself ---
 
-LAUNCHER = """
-import sys
-from pathlib import Path
-from parlay.launch import supervisor
-from parlay.recipe import Recipe
-out, program = Path(sys.argv[1]), tuple(sys.argv[2:])
-ending = supervisor.run(supervisor.Launch(Recipe(stages=3, engine="distributed"), out, program=program))
-print(ending.status + ": " + ending.message)
-"""
+
+class Launcher:
+    """In a process of its own, with three ranks that have all begun."""
+
+    def __init__(self, out: Path) -> None:
+        self._answer, there = SERVER.Pipe(duplex=False)
+        environment = {name: os.environ[name] for name in ("PARLAY_TIMEOUT", "STANDIN", "TMPDIR")}
+        self.process = SERVER.Process(target=_launch, args=(out, environment, there), daemon=True)
+        self.process.start()
+        there.close()
+        self.pid = self.process.pid or 0
+        wait_for(lambda: len(list(out.glob("step-*"))) == 3)
+
+    def outcome(self) -> str:
+        assert self._answer.poll(10), "no outcome"
+        return str(self._answer.recv())
+
+
+def _launch(out: Path, environment: dict[str, str], answer: Connection) -> None:
+    os.environ |= environment
+    supervise.PROGRAM = STANDIN
+    outcome = launch(out)
+    answer.send(f"{outcome.status}: {outcome.message}")
 
 
 @pytest.fixture
-def launcher(tmp_path: Path, monkeypatch: Patch) -> Iterator[subprocess.Popen[str]]:
-    """One with three ranks that have all begun."""
-    monkeypatch.setenv("STANDIN", "steps:100000")
+def launcher(tmp_path: Path, monkeypatch: Patch, request: pytest.FixtureRequest) -> Iterator[Launcher]:
+    monkeypatch.setenv("STANDIN", f"steps:100000,seconds:{getattr(request, 'param', 0.02)}")
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # what it leaves there when it is killed
-    command = [sys.executable, "-c", LAUNCHER, str(tmp_path), *STANDIN]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            wait_for(lambda: len(list(tmp_path.glob("step-*"))) == 3)
-            yield process
-        finally:
-            process.kill()
+    started = Launcher(tmp_path)
+    yield started
+    started.process.kill()
+    started.process.join()
 
 
-def test_when_the_launcher_is_killed_no_rank_is_left(tmp_path: Path, launcher: subprocess.Popen[str]) -> None:
-    stuck = int((tmp_path / "here-2-0").read_text())
-    os.kill(stuck, signal.SIGSTOP)
-    launcher.kill()
+def test_when_the_launcher_is_killed_no_rank_is_left(tmp_path: Path, launcher: Launcher) -> None:
+    os.kill(pids(tmp_path)[2], signal.SIGSTOP)
+    launcher.process.kill()
     assert wait_for(lambda: not any(map(is_running, pids(tmp_path)))) < 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_is_passed_on_once(
-    number: signal.Signals, tmp_path: Path, launcher: subprocess.Popen[str]
-) -> None:
-    launcher.send_signal(number)
-    told, _ = launcher.communicate(timeout=10)
-    assert told == "interrupted: \n"
+def test_the_first_signal_is_passed_on_once(number: signal.Signals, tmp_path: Path, launcher: Launcher) -> None:
+    os.kill(launcher.pid, number)
+    assert launcher.outcome() == "interrupted: "
     assert not any(map(is_running, pids(tmp_path)))
 
 
-def test_the_second_signal_ends_all_at_once(tmp_path: Path, launcher: subprocess.Popen[str]) -> None:
-    os.kill(int((tmp_path / "here-1-0").read_text()), signal.SIGSTOP)  # it will not come to the next step
-    launcher.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    launcher.send_signal(signal.SIGTERM)
+def test_the_second_signal_ends_all_at_once(tmp_path: Path, launcher: Launcher) -> None:
+    os.kill(pids(tmp_path)[1], signal.SIGSTOP)  # it will not come to the next step, and the others wait for it
+    for _ in range(2):
+        time.sleep(0.3)
+        os.kill(launcher.pid, signal.SIGTERM)
     assert wait_for(lambda: not any(map(is_running, pids(tmp_path)))) < 1
-    told, _ = launcher.communicate(timeout=10)
-    assert told == "interrupted: ended by a second signal; there is no checkpoint yet\n"
+    assert launcher.outcome() == "interrupted: ended by a second signal; there is no checkpoint yet"
 
 
-# --- who is to blame ---
+# --- the first cause, and what a rank says of itself ---
 
 
-def end(rank: int, code: int, at: float, error: str = "", stuck: str = "") -> blame.End:
-    word = worker.Word(code, error=error) if error else None
-    return blame.End(places.place(rank, 3, 1), 100 + rank, code, at, 7, word, "", stuck)
+def failure(number: int, code: int, at: float, error: str = "", stuck: str = "") -> cause.Failure:
+    report = ExitReport(code, message=error) if error else None
+    return cause.Failure(Position(number, 3), 100 + number, code, at, 7, report, "", stuck)
 
 
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:41"
 
 
 @pytest.mark.parametrize(
-    ("ends", "cause"),
+    "failures",
     [
-        ([end(0, 1, 1.0, GLOO), end(1, -9, 1.1), end(2, 1, 1.2, GLOO)], 1),
-        ([end(0, 1, 1.0, GLOO), end(1, 1, 1.1, "ZeroDivisionError: over nothing")], 1),
-        ([end(0, -6, 1.0), end(1, 1, 1.1, "out of memory: write less")], 1),
-        ([end(0, 1, 1.0, GLOO), end(1, -6, 1.1)], 1),
-        ([end(0, -11, 1.0), end(1, -9, 1.1, stuck="was stopped")], 1),
-        ([end(0, 1, 1.0, GLOO), end(1, 1, 0.9, GLOO)], 1),
+        [failure(0, 1, 1.0, GLOO), failure(1, -9, 1.1), failure(2, 1, 1.2, GLOO)],
+        [failure(0, 1, 1.0, GLOO), failure(1, 1, 1.1, "ZeroDivisionError: over nothing")],
+        [failure(0, -6, 1.0), failure(1, 1, 1.1, "out of memory: write less")],
+        [failure(0, 1, 1.0, GLOO), failure(1, -6, 1.1)],
+        [failure(0, -11, 1.0), failure(1, -9, 1.1, stuck="was stopped")],
+        [failure(0, 1, 1.0, GLOO), failure(1, 1, 0.9, GLOO)],
     ],
 )
-def test_the_cause_is_told_from_those_that_only_lost_a_neighbour(ends: list[blame.End], cause: int) -> None:
-    assert blame.first_cause(ends).place.rank == cause
+def test_the_first_cause_is_told_from_those_that_only_lost_a_neighbour(failures: list[cause.Failure]) -> None:
+    assert cause.first_cause(failures).position.rank == 1
 
 
-@pytest.mark.parametrize(("given", "found"), [(None, "32"), ("1", "1")])
-def test_a_rank_asks_cuda_for_many_connections_unless_the_user_has_asked_otherwise(
-    given: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+def test_a_failure_names_the_replica_and_the_signal() -> None:
+    told = str(cause.Failure(Position(5, 3, 2), 77, -11, 1.0, -1, None))
+    assert told == "stage 2 of 3, replica 1 of 2 (process 77) was killed by signal 11 (SIGSEGV) before its first step"
+
+
+def test_what_a_rank_says_last_is_read_back(
+    tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    monkeypatch.delenv(name, raising=False)
-    if given:
-        monkeypatch.setenv(name, given)
-    monkeypatch.delenv(worker.FOLDER, raising=False)
-    worker.begin(2)
-    assert os.environ.pop(name) == found
+    path = tmp_path / "error.json"
+    monkeypatch.setenv(rank.ERROR_FILE, str(path))
+    monkeypatch.setenv("RANK", "2")
+    report = ExitReport(1, message="lost\u2028stage 1", lost=True)
+    assert rank.read_report(path) is None
+    rank.leave(report)
+    assert rank.read_report(path) == report
+    assert capsys.readouterr().err == "parlay: rank 2: lost\u2028stage 1\n"  # nobody else would say it under torchrun
 
 
-def test_replicas_are_named() -> None:
-    at = places.place(5, 3, 2)
-    assert (at.stage, at.replica) == (2, 1)
-    assert str(at) == "stage 2 of 3, replica 1 of 2"
+def test_a_rank_asks_cuda_for_many_connections_unless_the_user_has_asked_otherwise(monkeypatch: Patch) -> None:
+    for given in ("32", "1"):
+        rank.begin(2, 1)
+        assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == given
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
 # --- heartbeats ---
 
 
-def test_a_beat_is_seen_by_others_and_the_pace_leaves_waiting_out(tmp_path: Path, monkeypatch: Patch) -> None:
-    now = 100.0
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now)
-    seen = heartbeat.Beats(tmp_path / "beats", 2)
-    pulse = heartbeat.Pulse(heartbeat.Beats(tmp_path / "beats", 2), 1)
-    assert seen.read(1) == heartbeat.NEVER
+@pytest.fixture
+def beats(tmp_path: Path) -> heartbeat.BeatFile:
+    return heartbeat.BeatFile(tmp_path / "beats", 2)
+
+
+@pytest.fixture
+def now(monkeypatch: Patch) -> list[float]:
+    """The time, which only the test moves."""
+    now = [100.0]
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_beat_is_seen_by_others_and_waiting_is_left_out(
+    beats: heartbeat.BeatFile, tmp_path: Path, now: list[float]
+) -> None:
+    own = heartbeat.Heartbeat(heartbeat.BeatFile(tmp_path / "beats", 2), 1)
     for step in range(heartbeat.ENOUGH + 1):
-        assert seen.read(1).pace == 0.0
-        pulse.beat(step)
-        now += 3.0
-        pulse.waited(2.0)
-    assert seen.read(0) == heartbeat.NEVER
-    assert seen.read(1) == heartbeat.Beat(8, 127.0, 18.0, 1.0, computed=8.0)
+        assert beats.read(1).step_seconds == 0.0
+        own.beat(step)
+        now[0] += 3.0
+        own.waited(2.0)
+    assert beats.read(0) == heartbeat.Beat()
+    assert beats.read(1) == heartbeat.Beat(8, 127.0, 1.0, computed=8.0)
 
 
-def test_a_beat_is_read_whole_whenever_its_writer_is_looked_at_or_killed(tmp_path: Path) -> None:
+def test_a_rank_in_a_call_that_waits_for_all_says_so_and_the_step_does_not_count(
+    beats: heartbeat.BeatFile, now: list[float]
+) -> None:
+    own = heartbeat.Heartbeat(beats, 0)
+    for step in range(2 * heartbeat.ENOUGH):
+        own.beat(step)
+        with own.blocked(), own.blocked():
+            assert beats.read(0).blocked
+            now[0] += 5.0
+    assert beats.read(0) == heartbeat.Beat(15, 180.0, 0.0)
+
+
+def test_a_beat_is_read_whole_whenever_its_writer_is_looked_at_or_killed(
+    beats: heartbeat.BeatFile, tmp_path: Path
+) -> None:
     """Half written, its time was 0 once: to the launcher silence since the start, and it killed a healthy rank."""
-    path = tmp_path / "beats"
-    seen = heartbeat.Beats(path, 2)
     script = """
 import itertools, pathlib, sys
-from parlay.launch.heartbeat import Beat, Beats
-beats = Beats(pathlib.Path(sys.argv[1]), 2)
+from parlay.launch.heartbeat import Beat, BeatFile
+beats = BeatFile(pathlib.Path(sys.argv[1]), 2)
 for n in itertools.count(1):
-    beats.write(1, Beat(n, n, n, n, n, n))
+    beats.write(1, Beat(n, n, n, n, n))
 """
-    writer = subprocess.Popen((sys.executable, "-c", script, path))
-    wait_for(lambda: seen.read(1) != heartbeat.NEVER)
-    looks = [seen.read(1) for _ in range(100_000)]
-    writer.kill()
-    writer.wait()
-    looks.append(seen.read(1))
+    with subprocess.Popen((sys.executable, "-c", script, tmp_path / "beats")) as writer:
+        wait_for(lambda: beats.read(1) != heartbeat.Beat())
+        looks = [beats.read(1) for _ in range(50_000)]
+        writer.kill()
+    looks.append(beats.read(1))
     assert {len(set(astuple(beat))) for beat in looks} == {1}
     assert [beat.step for beat in looks] == sorted(beat.step for beat in looks)
-    assert looks[-1].step > looks[0].step
-    assert seen.read(0) == heartbeat.NEVER
+    assert beats.read(0) == heartbeat.Beat()
 
 
-def test_a_rank_in_a_call_that_waits_for_all_says_so_and_the_step_has_no_pace(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now)
-    beats = heartbeat.Beats(tmp_path / "beats", 1)
-    pulse = heartbeat.Pulse(beats, 0)
-    for step in range(2 * heartbeat.ENOUGH):
-        pulse.beat(step)
-        with pulse.blocked(), pulse.blocked():
-            assert beats.read(0).blocked
-            now += 5.0
-    assert beats.read(0) == heartbeat.Beat(15, 180.0, 0.0, 0.0, 0)
+def test_silence_is_no_fault_while_the_processor_is_busy() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        clock = heartbeat.CpuClock(busy.pid)
+        clock.restart(time.monotonic())
+        time.sleep(0.5)
+        assert clock.busy(time.monotonic())
+        assert not clock.stopped()
+        busy.send_signal(signal.SIGSTOP)
+        wait_for(clock.stopped)
+        clock.restart(time.monotonic())
+        time.sleep(0.2)
+        assert not clock.busy(time.monotonic())
+        busy.kill()
 
 
-class Paced:
-    """Two ranks on one clock that only the test moves; the launcher looks after every step."""
-
-    def __init__(self, folder: Path, monkeypatch: Patch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(heartbeat.time, "monotonic", lambda: self.now)
-        self.beats = heartbeat.Beats(folder / "beats", 2)
-        self.pulses = [heartbeat.Pulse(self.beats, rank) for rank in (0, 1)]
-        self.slow, self.step = slow.SlowRanks(), 0
-
-    def train(self, steps: int, first: float, second: float) -> None:
-        """Steps of so many seconds each; the faster rank waits for the other one."""
-        for _ in range(steps):
-            for pulse in self.pulses:
-                pulse.beat(self.step)
-            self.now += max(first, second)
-            for pulse, own in zip(self.pulses, (first, second), strict=True):
-                pulse.waited(max(first, second) - own)
-            self.step += 1
-            self.slow.look(self.read())
-
-    def read(self) -> dict[places.Place, heartbeat.Beat]:
-        return {places.place(rank, 2, 1): self.beats.read(rank) for rank in (0, 1)}
-
-    def flagged(self) -> list[tuple[int, float]]:
-        return [(found["stage"], found["times"]) for found in self.slow.found(self.read())]
+def flagged(ranks: slow.SlowRanks, computed: float, first: float, second: float) -> list[tuple[int, float]]:
+    """What is flagged once both ranks have computed for so long and their steps take so many seconds."""
+    beats = {
+        Position(number, 2): heartbeat.Beat(step_seconds=seconds, computed=computed)
+        for number, seconds in enumerate((first, second))
+    }
+    return [(found["stage"], found["times"]) for found in ranks.found(beats)]
 
 
-def test_a_slow_stage_is_flagged_once_it_has_been_slow_for_long_enough(tmp_path: Path, monkeypatch: Patch) -> None:
-    paced = Paced(tmp_path, monkeypatch)
-    paced.train(60, 0.01, 0.1)  # ten times slower, in a run of six seconds
-    assert paced.flagged() == []
-    paced.train(60, 0.01, 0.1)
-    assert paced.flagged() == [(1, 10.0)]
+def test_a_stage_is_flagged_once_it_has_been_slow_at_every_look_for_long_enough() -> None:
+    ranks = slow.SlowRanks()
+    for computed in (0.0, 6.0):
+        assert flagged(ranks, computed, 0.01, 0.1) == []
+    assert flagged(ranks, 8.0, 0.1, 0.1) == []  # on a busy machine the steps of a moment say nothing
+    for computed in (9.0, 18.0):
+        assert flagged(ranks, computed, 0.01, 0.1) == []
+    assert flagged(ranks, 19.0, 0.01, 0.1) == [(1, 10.0)]
 
 
-def test_a_slow_moment_is_not_flagged_however_long_the_run(tmp_path: Path, monkeypatch: Patch) -> None:
-    paced = Paced(tmp_path, monkeypatch)
-    for _ in range(30):
-        paced.train(100, 0.1, 0.1)
-        paced.train(30, 0.1, 0.4)
-    assert paced.beats.read(1).pace == pytest.approx(0.4)  # as it is to the end of the run
-    assert paced.flagged() == []
-
-
-def test_time_outside_of_steps_is_no_evidence(tmp_path: Path, monkeypatch: Patch) -> None:
-    paced = Paced(tmp_path, monkeypatch)
-    paced.train(20, 0.01, 0.1)
-    paced.now += 1000  # an evaluation; ranks beat in between, without a step
-    for pulse in paced.pulses:
-        pulse.beat(None)
-    assert paced.flagged() == []
-
-
-def test_without_a_launcher_nothing_beats_and_a_rank_waits_for_the_timeout(monkeypatch: Patch) -> None:
-    heartbeat.beat(1)
-    heartbeat.waited(1.0)
-    assert heartbeat.patience() == 2.0
+def test_without_a_launcher_nobody_listens_and_a_rank_waits_for_the_timeout(monkeypatch: Patch) -> None:
+    signs.beat(1)
+    signs.waited(1.0)
+    with signs.blocked():
+        assert signs.patience() == 2.0
     monkeypatch.delenv("PARLAY_TIMEOUT")
-    assert heartbeat.patience() == heartbeat.TIMEOUT == 15.0
+    assert signs.patience() == signs.TIMEOUT == 15.0
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
+@pytest.mark.parametrize("text", ["soon", "0", "inf", "nan"])
 def test_a_timeout_that_is_none_is_refused(text: str, monkeypatch: Patch) -> None:
     monkeypatch.setenv("PARLAY_TIMEOUT", text)
     with pytest.raises(InputError, match="write a number of seconds above 0"):
-        heartbeat.timeout()
+        signs.timeout()
 
 
 # --- faults on demand ---
@@ -419,14 +436,17 @@ def test_a_timeout_that_is_none_is_refused(text: str, monkeypatch: Patch) -> Non
         ("stage0:step0:stop:save", faults.Fault(0, 0, "stop", "save")),
     ],
 )
-def test_a_fault_is_read_from_its_words(text: str, fault: faults.Fault) -> None:
+def test_a_fault_is_read_from_its_words(text: str, fault: faults.Fault, monkeypatch: Patch) -> None:
     assert faults.parse(text) == fault
+    monkeypatch.setenv("PARLAY_FAULT", text)
+    assert faults.from_environment() == fault
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # none strikes a run that was restarted
+    assert faults.from_environment() is None
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("kill", "write it as in stage1:step37:kill"),
         ("stage1:step-3:kill", "write it as in stage1:step37:kill"),
         ("stage1:step3:burn", "unknown fault 'burn' in PARLAY_FAULT: write one of kill, stop"),
         ("stage1:step3:kill:lunch", "unknown point 'lunch' in PARLAY_FAULT: write one of step, exchange, save"),
@@ -438,20 +458,3 @@ def test_a_fault_that_makes_no_sense_is_refused(text: str, told: str, monkeypatc
     monkeypatch.setenv("PARLAY_FAULT", text)
     with pytest.raises(InputError, match=re.escape(told)):
         faults.arm(3)
-
-
-def test_no_fault_strikes_a_run_that_was_restarted(monkeypatch: Patch) -> None:
-    monkeypatch.setenv("PARLAY_FAULT", "stage1:step3:kill")
-    assert faults.from_environment() is not None
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert faults.from_environment() is None
-
-
-def test_what_a_rank_says_last_is_read_back(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setenv(worker.FOLDER, str(tmp_path))
-    monkeypatch.setenv("RANK", "2")
-    word = worker.Word(1, error="lost\u2028stage 1", lost=True)
-    worker.leave(word)
-    assert worker.heard(tmp_path, 2) == word
-    assert worker.heard(tmp_path, 1) is None
-    assert json.loads((tmp_path / "rank-2.json").read_text())["lost"] is True

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FILES = ("Makefile", "pyproject.toml", "constraints.txt", ".ci/environment.py")
+FILES = ("Makefile", "pyproject.toml", "paper/pyproject.toml", "constraints.txt", ".ci/environment.py")
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make is installed")
 
 GOOD = """#!/bin/sh
@@ -77,15 +77,16 @@ def test_a_python_that_is_not_there_is_named(checkout: Path) -> None:
 @pytest.mark.parametrize("venv", [".venv", "my venv"])
 def test_in_a_folder_with_spaces_it_sets_up_once_and_runs(venv: str, checkout: Path) -> None:
     script(checkout / venv / "bin" / "python", GOOD)
-    for target in ("demo", "demo", "test", "lint"):
+    for target in ("demo", "demo", "test", "test-all", "lint"):
         done = make(checkout, target, f"VENV={venv}", f"PYTHON={sys.executable}")
         assert done.returncode == 0, done.stderr
     first, installed, *others = (checkout / "called").read_text().splitlines()
     assert first.startswith("-c import sys, pip")
     assert installed.startswith("-m pip install --quiet --constraint constraints.txt --editable .[dev]")
+    assert installed.endswith("--editable ./paper")
     assert others == [
         *["-m parlay.cli demo --out runs/demo"] * 2,
-        *("-m pytest", "-m ruff check .", "-m ruff format --check .", "-m mypy"),
+        *("-m pytest -m not slow", "-m pytest", "-m ruff check .", "-m ruff format --check .", "-m mypy"),
     ]
 
 

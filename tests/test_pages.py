@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,7 +13,9 @@ import torch
 from torch import nn
 
 import parlay
-from parlay.recipe import Recipe, flag
+from parlay import methods
+from parlay.config.keys import flag
+from parlay.config.recipe import KEYS
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "results"))
@@ -22,7 +23,8 @@ import pages as made  # noqa: E402
 
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [README, *DOCS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "results").rglob("README.md"))]
+RESULTS = [*sorted((ROOT / "results").rglob("README.md")), ROOT / "paper" / "results" / "README.md"]
+PAGES = [README, *DOCS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *RESULTS]
 
 MEASURED = re.compile(r"(?<![\w.:×/=])[−+-]?\d[\d,]*\.\d+(?![\w.])|(?<![\w.:])\d[\d,.]* ?(?:%|points|times|[GM]iB|ms)")
 """What looks like a measurement: a decimal, or a number with a unit."""
@@ -161,9 +163,11 @@ def test_the_readme_links_every_page_and_names_no_package_of_others() -> None:
 def test_flags_that_are_written_exist(page: Path) -> None:
     text = re.sub(r"torchrun.*?-m parlay", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     text = re.sub(r"#SBATCH.*|`--signal.*?`|srun.*|python results/.*", "", text)
-    known = {flag(key.name) for key in fields(Recipe)}
+    known = {flag(name) for name in (*(key.name for key in KEYS), *methods.every_option())}
     known |= {"seeds", "json", "out", "resume", "methods", "recipe", "data-dir", "max-restarts", "port", "epochs"}
+    known |= {"report"}
     known |= {"at-once", "queue", "rows", "scale", "minutes", "nnodes", "node-rank", "nproc-per-node", "check"}
+    known |= {"help", "help-all"}
     assert set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", text)) <= known
 
 

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from parlay import progress
-from parlay.interrupt import Interrupt
-from parlay.progress import Bar, Lines, Silent, clock, counted, describe, for_terminal
+from parlay.process import Interrupt
+from parlay.run import progress
+from parlay.run.progress import Bar, Lines, clock, describe, for_terminal
 
 RECORD = {
     "epoch": 1,
@@ -26,13 +26,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_an_epoch_is_told_in_one_line() -> None:
+def test_an_epoch_is_told_in_one_line_counted_from_one_and_aligned() -> None:
     told = describe(RECORD, 10)
     assert told == "epoch 2 of 10   parallel  train loss 0.512  test 87.65 %  violation 0.12 0.20  12.3 s"
-
-
-def test_people_count_epochs_from_one_and_lines_stay_aligned() -> None:
-    assert (counted(0, 30), counted(29, 30)) == ("epoch 1 of 30", "epoch 30 of 30")
     first, last = (describe({**RECORD, "epoch": epoch}, 30) for epoch in (0, 29))
     assert first.index("parallel") == last.index("parallel")
 
@@ -43,7 +39,7 @@ def test_an_epoch_without_accuracy_or_violation_leaves_them_out() -> None:
     assert "test" not in describe({**RECORD, "test_accuracy": None, "test_loss": None}, 10)
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3600 * 2 + 65, "2:01:05")])
+@pytest.mark.parametrize(("seconds", "told"), [(59.6, "1:00"), (61, "1:01"), (3600 * 2 + 65, "2:01:05")])
 def test_a_time_is_told_in_minutes_and_hours(seconds: float, told: str) -> None:
     assert clock(seconds) == told
 
@@ -52,7 +48,8 @@ def test_plain_lines_say_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) 
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     stream = io.StringIO()
-    lines = Lines(stream)
+    lines = for_terminal(stream)
+    assert isinstance(lines, Lines)
     lines.begin(steps=40, done=10)  # resumed: the first ten cost no time now
     for _ in range(10):
         lines.step("epoch 2 of 4, parallel")
@@ -67,6 +64,8 @@ def test_a_bar_runs_on_a_terminal_and_leaves_the_lines_of_the_epochs(monkeypatch
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setenv("TERM", "xterm-256color")
+    Bar().end()
+    assert stream.getvalue() == ""  # one that never began ends without a word
     bar = for_terminal()
     assert isinstance(bar, Bar)
     bar.line("a word [before]")
@@ -81,26 +80,6 @@ def test_a_bar_runs_on_a_terminal_and_leaves_the_lines_of_the_epochs(monkeypatch
     assert "train loss 0.512" in told
 
 
-def test_a_bar_that_never_began_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    Bar().end()
-    assert terminal.getvalue() == ""
-
-
-def test_plain_lines_where_there_is_no_terminal() -> None:
-    assert isinstance(for_terminal(io.StringIO()), Lines)
-
-
-def test_silence_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    silent = Silent()
-    silent.begin(3, 0)
-    silent.step("epoch 1 of 10, serial")
-    silent.epoch(RECORD, 10)
-    silent.line("a word")
-    silent.end()
-    assert capsys.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_asks_and_the_second_does_what_it_always_does(number: signal.Signals) -> None:
     came: list[int] = []
@@ -113,8 +92,6 @@ def test_the_first_signal_asks_and_the_second_does_what_it_always_does(number: s
             assert came == []
             signal.raise_signal(number)
             assert came == [number]
-        with Interrupt():
-            pass
         signal.raise_signal(number)
         assert came == [number, number]
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,22 @@ import torch
 from torch import Tensor, nn
 
 import problems
-from parlay import AugmentedLagrangian, Penalty
-from parlay.coupling import Delayed, Local, Replay
+from parlay import AugmentedLagrangian, Delayed, Local, Penalty, Replay
 from parlay.data import CropAndFlip
-from parlay.engines import branches, graphs, in_process
-from parlay.engines.base import Batch
+from parlay.engine import captured, losses
+from parlay.engine.captured import Captured, Inputs, Layout
+from parlay.engine.engine import Engine
+from parlay.engine.own import Own
+from parlay.engine.step import ParallelStep
 from parlay.errors import Diverged
 from parlay.lanes import Lanes
-from parlay.stage import Stage
+from parlay.link.states import StateLink
+from parlay.stage.optimiser import Optimiser
+from parlay.stage.worker import Worker
+from parlay.stores.courier import Courier
 from rehearsal import Rehearsal
-from rehearsed import difference, make, on, outcome, small, steps
+from rehearsed import Phases, difference, making, noisy, outcome, small, steps
 
-Phases = list[tuple[str, list[Batch]]]
 SCHEDULES = ["latest", "forwards", "random-1"]
 DATA = problems.images(68)  # eight full batches and one of four
 FULL: Phases = [("parallel", steps(68, 2))]
@@ -35,12 +40,16 @@ CASES: dict[str, tuple[Any, int, dict[str, Any], Phases]] = {
     "al, K = 3, clipped": (AugmentedLagrangian(), 3, {"clip": 0.5}, FULL),
     "al, K = 3, downsampled": (AugmentedLagrangian(), 3, {"downsample": 2}, FULL),
     "al, K = 3, low precision": (AugmentedLagrangian(), 3, {"precision": "bfloat16", "store_dtype": "bfloat16"}, FULL),
+    "al, states on the host": (AugmentedLagrangian(), 2, {"store": "host"}, CHANGING),
+    "penalty, states in a file": (Penalty(), 3, {"store": "file"}, FULL),
     "al, augmented": (AugmentedLagrangian(), 2, {"augment": CropAndFlip()}, CHANGING),
     "penalty, K = 2": (Penalty(), 2, {}, CHANGING),
     "penalty, K = 3": (Penalty(), 3, {}, FULL),
     "replay, K = 2": (Replay(), 2, {}, CHANGING),
     "replay, K = 3, augmented": (Replay(), 3, {"augment": CropAndFlip()}, FULL),
-    "replay, corrected": (Replay(predict=0.5, compensate=0.5, shrink=0.7), 3, {}, FULL),
+    "replay, predicted": (Replay(predict=0.5), 3, {}, FULL),
+    "replay, dropout": (Replay(), 3, {"model": noisy}, CHANGING),
+    "al, dropout": (AugmentedLagrangian(), 3, {"model": noisy}, CHANGING),
     "local, K = 3": (Local(), 3, {}, FULL),
     "delayed, not captured": (Delayed(), 3, {}, FULL),
 }
@@ -49,12 +58,9 @@ CASES: dict[str, tuple[Any, int, dict[str, Any], Phases]] = {
 @pytest.mark.parametrize(("case", "schedule"), list(zip(CASES, cycle(SCHEDULES), strict=False)))
 def test_captured_steps_equal_eager_ones(case: str, schedule: str, tmp_path: Path) -> None:
     method, stages, options, phases = CASES[case]
-
-    def build() -> in_process.InProcess:
-        return make(method, stages, DATA, tmp_path, model=small, **options)
-
-    wanted, losses, _ = outcome(build, phases, None)
-    found, other, counts = outcome(build, phases, schedule)
+    make = making(method, stages, DATA, tmp_path, **{"model": small, **options})
+    wanted, losses, _ = outcome(make, phases, None)
+    found, other, counts = outcome(make, phases, schedule)
     assert difference(found, wanted) == ""
     assert other == losses
     assert counts.graphs == (0 if isinstance(method, Delayed) else len({phase for phase, _ in phases}))
@@ -67,66 +73,63 @@ def _nothing(*given: object) -> None: ...
 
 
 def _no_wait_for_the_output(patch: pytest.MonkeyPatch) -> None:
-    """The lane of an interface does not wait for the stage before it."""
-    patch.setattr(branches.Branches, "after", _nothing)
+    """The lane of a link does not wait for the stage before it."""
+    patch.setattr(Own, "after", _nothing)
 
 
 def _lanes_do_not_come_back(patch: pytest.MonkeyPatch) -> None:
-    real = branches.Branches.side_by_side.__wrapped__  # type: ignore[attr-defined]
+    real = Own.side_by_side.__wrapped__  # type: ignore[attr-defined]
 
-    def without_return(self: branches.Branches) -> Any:
+    def without_return(self: Own) -> Any:
         steps = real(self)
         yield next(steps)
 
-    from contextlib import contextmanager
-
-    patch.setattr(branches.Branches, "side_by_side", contextmanager(without_return))
+    patch.setattr(Own, "side_by_side", contextmanager(without_return))
 
 
 def _rate_is_a_number(patch: pytest.MonkeyPatch) -> None:
-    def set_rate(self: Stage, rate: Tensor | float) -> None:  # noqa: ARG001
-        for group in self._groups():
+    def set_rate(self: Optimiser, rate: Tensor | float) -> None:  # noqa: ARG001
+        for group in self.groups:
             group["lr"] = 0.05
 
-    patch.setattr(Stage, "set_rate", set_rate)
+    patch.setattr(Optimiser, "set_rate", set_rate)
 
 
 def _output_is_not_copied(patch: pytest.MonkeyPatch) -> None:
     """The row of losses lies where the next replay writes."""
-    real = graphs.Graphed._quickly
+    real = Captured._full
 
-    def without_clone(self: graphs.Graphed, inputs: graphs.Inputs) -> Tensor:
-        found = real(self, inputs)
+    def without_clone(self: Captured, piece: Tensor, layout: Layout) -> Tensor:
+        found = real(self, piece, layout)
         return self.output if self.graph is not None and self.output is not None else found
 
-    patch.setattr(graphs.Graphed, "_quickly", without_clone)
+    patch.setattr(Captured, "_full", without_clone)
 
 
 def _inputs_are_those_of_the_capture(patch: pytest.MonkeyPatch) -> None:
-    real = graphs.Graphed._quickly
+    real = Captured._full
 
-    def stale(self: graphs.Graphed, inputs: graphs.Inputs) -> Tensor:
-        return real(self, self.inputs if self.graph is not None else inputs)
+    def stale(self: Captured, piece: Tensor, layout: Layout) -> Tensor:
+        return real(self, self.piece if self.graph is not None and self.piece is not None else piece, layout)
 
-    patch.setattr(graphs.Graphed, "_quickly", stale)
+    patch.setattr(Captured, "_full", stale)
 
 
 def _inputs_are_copied_in_another_lane(patch: pytest.MonkeyPatch) -> None:
     """And nobody waits for them."""
-    real = graphs.Graphed._quickly
+    real = Captured._full
 
-    def aside(self: graphs.Graphed, inputs: graphs.Inputs) -> Tensor:
-        if self.graph is None:
-            return real(self, inputs)
+    def aside(self: Captured, piece: Tensor, layout: Layout) -> Tensor:
+        if self.graph is None or self.piece is None:
+            return real(self, piece, layout)
         if not hasattr(self, "side"):
             self.side = self.lanes.lane()  # type: ignore[attr-defined]
         self.side.follow(self.lanes.current)  # type: ignore[attr-defined]
         with self.side:  # type: ignore[attr-defined]
-            for name, value in inputs.items():
-                self.inputs[name].copy_(value, non_blocking=True)
-        return real(self, self.inputs)
+            self.piece.copy_(piece, non_blocking=True)
+        return real(self, self.piece, layout)
 
-    patch.setattr(graphs.Graphed, "_quickly", aside)
+    patch.setattr(Captured, "_full", aside)
 
 
 def _the_host_waits_in_a_step(patch: pytest.MonkeyPatch) -> None:
@@ -143,17 +146,16 @@ def _the_host_waits_in_a_step(patch: pytest.MonkeyPatch) -> None:
 def _no_steps_before_the_capture(patch: pytest.MonkeyPatch) -> None:
     """One call only fixes the inputs: momentum is made in the graph, anew in each replay."""
 
-    def not_run(self: graphs.Graphed, inputs: graphs.Inputs) -> Tensor:
-        self.inputs = {name: value.clone() for name, value in inputs.items()}
+    def not_run(self: Captured, inputs: Inputs) -> Tensor:  # noqa: ARG001
         with self.lanes.main:
             return torch.zeros(1)
 
-    patch.setattr(graphs, "WARM", 1)
-    patch.setattr(graphs.Graphed, "_aside", not_run)
+    patch.setattr(captured, "WARM", 1)
+    patch.setattr(Captured, "_aside", not_run)
 
 
 def _losses_are_read_too_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(in_process, "LOOK_EVERY", 2)
+    patch.setattr(losses, "LOOK_EVERY", 2)
     patch.setattr("rehearsal.RehearsalEvent.synchronize", _nothing)
 
 
@@ -166,6 +168,50 @@ def _all_graphs_share_what_they_keep(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Rehearsal, "capture", capture)
     _output_is_not_copied(patch)
+
+
+def _an_adjoint_is_taken_from_the_other_slot(patch: pytest.MonkeyPatch) -> None:
+    real = ParallelStep._slots
+
+    def wrong(self: ParallelStep, inputs: Inputs, row: int) -> dict[int, Tensor]:
+        found = real(self, inputs, row)
+        return found if self._turns[row // 2].lag == 0 else {count: (slot + 1) % count for count, slot in found.items()}
+
+    patch.setattr(ParallelStep, "_slots", wrong)
+
+
+def _a_seed_is_that_of_the_capture(patch: pytest.MonkeyPatch) -> None:
+    real, seeded = Worker.seed, {}
+
+    def seed(self: Worker, forward: Any, backward: Any, replica: int = 0) -> None:
+        seeded[id(self)] = seeded.get(id(self), 0) + 1
+        if seeded[id(self)] < 6:
+            real(self, forward, backward, replica)
+
+    patch.setattr(Worker, "seed", seed)
+
+
+def _states_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """They come from the host in a lane of their own."""
+    real = Courier.fetch
+
+    def fetch(self: Courier, ids: Tensor) -> Tensor:
+        with pytest.MonkeyPatch.context() as inside:
+            inside.setattr("rehearsal.RehearsalLane.wait", _nothing)
+            return real(self, ids)
+
+    patch.setattr(Courier, "fetch", fetch)
+
+
+def _new_states_leave_too_early(patch: pytest.MonkeyPatch) -> None:
+    real = Courier.bring
+
+    def bring(self: Courier, ids: Tensor, parcel: Tensor) -> None:
+        with pytest.MonkeyPatch.context() as inside:
+            inside.setattr("rehearsal.RehearsalLane.wait", _nothing)
+            real(self, ids, parcel)
+
+    patch.setattr(Courier, "bring", bring)
 
 
 MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -181,23 +227,30 @@ MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         _no_steps_before_the_capture,
         _losses_are_read_too_early,
         _all_graphs_share_what_they_keep,
+        _an_adjoint_is_taken_from_the_other_slot,
+        _a_seed_is_that_of_the_capture,
+        _states_are_not_waited_for,
+        _new_states_leave_too_early,
     )
 }
+ON_THE_HOST = {"states are not waited for", "new states leave too early"}
+STREAMED = {"an adjoint is taken from the other slot", "a seed is that of the capture"}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_the_engine_is_found(mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build() -> in_process.InProcess:
-        return make(AugmentedLagrangian(), 3, DATA, tmp_path, model=small)
-
-    wanted, losses, _ = outcome(build, CHANGING, None)
+    streamed = mistake in STREAMED
+    method, model = (Replay(), noisy) if streamed else (AugmentedLagrangian(), small)
+    store = "host" if mistake in ON_THE_HOST else "auto"
+    make = making(method, 3, DATA, tmp_path, model=model, store=store)
+    wanted, losses, _ = outcome(make, CHANGING, None)
     MISTAKES[mistake](monkeypatch)
     found = []
     for schedule in ("latest", "forwards", "backwards", "random-1"):
         if any(found):
             break
         try:
-            weights, other, _ = outcome(build, CHANGING, schedule)
+            weights, other, _ = outcome(make, CHANGING, schedule)
             found.append(difference(weights, wanted) or ("losses differ" if other != losses else ""))
         except (RuntimeError, IndexError, AssertionError, Diverged) as error:
             found.append(str(error))
@@ -233,24 +286,26 @@ def test_a_lane_that_does_not_come_back_to_its_capture_is_named() -> None:
 def test_random_numbers_of_a_captured_step_are_those_of_an_eager_one() -> None:
     def drawn(captured: bool) -> list[Tensor]:
         with Rehearsal("random-3") as lanes:
-            lane, ones = lanes.lane(), lanes.to_device(torch.ones(64))
+            lane, ones, source = lanes.lane(), lanes.to_device(torch.ones(64)), lanes.source()
             rows = [lanes.to_device(torch.zeros(64)) for _ in range(3)]
             if captured:
-                with lanes.capture(lane) as graph:
+                with lanes.capture(lane) as graph, source:
                     found = nn.functional.dropout(ones)
             for n, row in enumerate(rows):
-                lanes.seed(n // 2)
+                source.seed(n // 2)
                 with lane:
                     if captured:
                         graph.replay()
                     else:
-                        found = nn.functional.dropout(ones)
+                        with source:
+                            found = nn.functional.dropout(ones)
                     row.copy_(found)
         return rows
 
     eager, captured = drawn(False), drawn(True)
     assert all(torch.equal(a, b) for a, b in zip(eager, captured, strict=True))
-    assert torch.equal(eager[0], eager[2]) is False or torch.equal(eager[0], eager[1]) is False
+    assert torch.equal(eager[0], eager[1])
+    assert not torch.equal(eager[0], eager[2])
 
 
 def test_a_cpu_does_everything_at_once() -> None:
@@ -270,31 +325,28 @@ def test_a_cpu_does_everything_at_once() -> None:
 def test_a_loss_that_is_not_finite_stops_captured_updates_as_it_stops_eager_ones(
     method: Any, schedule: str, tmp_path: Path
 ) -> None:
-    def spoilt() -> in_process.InProcess:
-        made = make(method, 2, problems.images(64), tmp_path, model=small)
-        made.feed.split.inputs[steps(64, 2)[11].ids] = float("inf")
-        return made
+    data = problems.images(64)
+    data[0][steps(64, 2)[11].ids] = float("inf")
+    make, batches = making(method, 2, data, tmp_path, model=small), steps(64, 2)[8:]
 
-    batches = steps(64, 2)[8:]
-    eager = spoilt()
-    for interface in eager.interfaces:
-        interface.filled = True
-        interface.mean_square.fill_(1.0)
+    def filled(running: Engine) -> Engine:
+        for link in running.own.links:
+            link.filled = True
+            if isinstance(link, StateLink):
+                link.s2.fill_(1.0)
+        return running
+
+    eager = filled(make(None))
     with pytest.raises(Diverged):  # noqa: PT012
         for batch in batches:
             eager.parallel_step(batch)
-    other = spoilt()
-    for interface in other.interfaces:
-        interface.filled = True
-        interface.mean_square.fill_(1.0)
     with Rehearsal(schedule) as lanes:
-        with lanes.main:
-            running = on(lanes, other)
+        running = filled(make(lanes))
         for batch in batches:
             running.parallel_step(batch)
         with pytest.raises(Diverged):
             running.drain()
         lanes.synchronize()
-    for mine, theirs in zip(running.stages, eager.stages, strict=True):
-        for name, weight in mine.parameters.items():
-            assert torch.equal(weight, theirs.parameters[name]), name
+    for own, wanted in zip(running.own.stages, eager.own.stages, strict=True):
+        for name, weight in own.parameters.items():
+            assert torch.equal(weight, wanted.parameters[name]), name

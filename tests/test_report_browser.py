@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from parlay.report import report
-from test_report import SERIAL, make
-from test_report_inputs import everything, reproduction
+from test_report import everything
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 CI = os.environ.get("CI") == "true"  # there a missing browser is a failure
@@ -35,7 +34,7 @@ AFTER = """<script>
 addEventListener("load", () => {
   const size = element => { const box = element.getBoundingClientRect(); return [box.width, box.height]; };
   const texts = (table, column) => [...table.tBodies[0].rows].map(row => row.cells[column].textContent);
-  const tables = [...document.querySelectorAll("table.sortable")].map(table =>
+  const tables = [...document.querySelectorAll("table")].map(table =>
     [...table.tHead.querySelectorAll("th")].map((head, column) => {
       const title = head.textContent;
       head.querySelector("button").click(); const up = texts(table, column);
@@ -45,8 +44,7 @@ addEventListener("load", () => {
   const found = {
     wrong, tables,
     asked: performance.getEntriesByType("resource").map(entry => entry.name).filter(name => !name.startsWith("data:")),
-    charts: [...document.querySelectorAll("svg.chart")].filter(c => !c.closest("details")).map(size),
-    images: [...document.images].map(image => [image.complete, image.naturalWidth, ...size(image)]),
+    charts: [...document.querySelectorAll("svg.chart")].map(size),
     paper: getComputedStyle(document.documentElement).backgroundColor,
     width: [document.documentElement.scrollWidth, innerWidth],
     opened: [...document.querySelectorAll("details")].map(d => { d.querySelector("summary").click(); return d.open; }),
@@ -58,73 +56,47 @@ addEventListener("load", () => {
 </script>"""
 
 
-def opened(page: Path, *flags: str) -> dict[str, Any]:
-    """What the page is like once it has been opened, and its tables and details clicked through."""
+def opened(folder: Path, *flags: str) -> dict[str, Any]:
+    """What a page of everything is like once it has been opened, and its tables and details clicked through."""
     assert CHROMIUM is not None, "no chromium is installed"
+    page = folder / "page.html"
+    report(everything(folder), page)
     text = page.read_text(encoding="utf-8").replace("<title>", BEFORE + "<title>", 1)
     page.write_text(text.replace("</body>", AFTER + "</body>"), encoding="utf-8")
-    profile = f"--user-data-dir={page.parent / 'profile'}"
-    command = [CHROMIUM, *FLAGS.split(), *flags, profile, page.as_uri()]
+    command = [CHROMIUM, *FLAGS.split(), *flags, f"--user-data-dir={folder / 'profile'}", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr
     found = re.search(r'<script type="application/json" id="found">(.*?)</script>', done.stdout, re.DOTALL)
     assert found is not None, done.stderr
     content: dict[str, Any] = json.loads(unescape(found[1]))
+    assert content["wrong"] == content["asked"] == []
     return content
 
 
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All that a page can show, and the page of a comparison."""
-    folder = tmp_path_factory.mktemp("pages")
-    make(folder / "runs" / "serial-s0", 90.0, **SERIAL)
-    report([*everything(folder), reproduction(folder / "table1", ["../runs/serial-s0"])], folder / "all.html")
-    report([everything(folder / "again")[0]], folder / "compared.html")
-    return folder
+def brightness(page: dict[str, Any]) -> int:
+    return sum(map(int, re.findall(r"\d+", page["paper"])[:3]))
 
 
-@pytest.fixture(scope="module")
-def desktop(pages: Path) -> dict[str, Any]:
-    return opened(pages / "all.html", "--window-size=1200,900", "--blink-settings=preferredColorScheme=1")
+def test_on_a_desktop_everything_is_drawn_sorts_and_opens(tmp_path: Path) -> None:
+    page = opened(tmp_path, "--window-size=1200,900", "--blink-settings=preferredColorScheme=1")
+    assert brightness(page) > 700
+    assert len(page["charts"]) == 7
+    assert all(width > 100 and height > 40 for width, height in page["charts"])
+    assert set(page["opened"]) == {True}
+    assert len(page["tables"]) == 3  # the comparison, the bench, what differs
+    for column in (column for table in page["tables"] for column in table):
+        assert column["marks"] == 1
+        known = [text for text in column["up"] if text != "–"]
+        assert known == column["up"][: len(known)]  # what is not known stays at the end, either way
+        assert [text for text in column["down"] if text != "–"] == column["down"][: len(known)]
+        assert sorted(column["up"]) == sorted(column["down"])
+    accuracy = next(column for column in page["tables"][0] if column["title"] == "test accuracy, %")
+    assert (accuracy["up"], accuracy["down"]) == (["81.00", "82.00", "83.00", "–"], ["83.00", "82.00", "81.00", "–"])
 
 
-def test_it_opens_without_errors_and_asks_nobody_for_anything(desktop: dict[str, Any]) -> None:
-    assert desktop["wrong"] == []
-    assert desktop["asked"] == []
-
-
-def test_pictures_have_sizes(desktop: dict[str, Any]) -> None:
-    assert len(desktop["charts"]) >= 10
-    assert all(width > 100 and height > 40 for width, height in desktop["charts"])
-    assert len(desktop["images"]) == 3  # a figure of the paper; test images and their reconstructions
-    for complete, natural, width, height in desktop["images"]:
-        assert complete
-        assert min(natural, width, height) > 0
-
-
-def test_every_column_of_every_table_sorts_up_and_down(desktop: dict[str, Any]) -> None:
-    assert len(desktop["tables"]) == 3
-    for table in desktop["tables"]:
-        for column in table:
-            assert column["marks"] == 1
-            known = [text for text in column["up"] if text != "–"]
-            assert known == column["up"][: len(known)]  # what is not known stays at the end, either way
-            assert [text for text in column["down"] if text != "–"] == column["down"][: len(known)]
-            assert sorted(column["up"]) == sorted(column["down"])
-    accuracy = next(column for column in desktop["tables"][1] if column["title"] == "test accuracy, %")
-    assert accuracy["up"] == ["82.00", "83.00", "85.50 ± 6.36"]
-    assert accuracy["down"] == accuracy["up"][::-1]
-
-
-def test_details_open(desktop: dict[str, Any]) -> None:
-    assert desktop["opened"]
-    assert all(desktop["opened"])
-
-
-def test_on_a_dark_phone_it_is_dark_and_not_wider_than_the_screen(pages: Path, desktop: dict[str, Any]) -> None:
-    phone = opened(pages / "compared.html", "--window-size=390,844", "--blink-settings=preferredColorScheme=0")
-    assert phone["wrong"] == phone["asked"] == []
-    wide, screen = phone["width"]
+@pytest.mark.slow
+def test_on_a_dark_phone_it_is_dark_and_not_wider_than_the_screen(tmp_path: Path) -> None:
+    page = opened(tmp_path, "--window-size=390,844", "--blink-settings=preferredColorScheme=0")
+    wide, screen = page["width"]
     assert wide <= screen
-    assert sum(map(int, re.findall(r"\d+", phone["paper"])[:3])) < 150
-    assert sum(map(int, re.findall(r"\d+", desktop["paper"])[:3])) > 700
+    assert brightness(page) < 150

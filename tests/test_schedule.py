@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay.engines.probe import cosines
+from parlay.config.schedule import LOSS_RATIO, Schedule, adapted, healthy
+from parlay.engine.probe import cosines
 from parlay.errors import InputError
-from parlay.schedule import LOSS_RATIO, Schedule, adapted, healthy
 from runs import SMALL, kept, listen, parlay, records, resume, train
 
 # epochs:  1   2    3     4      5       6        7         8          9           10           11            12
@@ -25,10 +25,9 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("epochs", range(1, 13))
 @pytest.mark.parametrize("text", TABLE)
-def test_a_schedule_gives_these_phases(text: str, epochs: int) -> None:
-    assert Schedule.parse(text).phases(epochs) == TABLE[text].split()[epochs - 1]
+def test_a_schedule_gives_these_phases(text: str) -> None:
+    assert [Schedule.parse(text).phases(epochs) for epochs in range(1, 13)] == TABLE[text].split()
 
 
 @pytest.mark.parametrize("text", [*TABLE, "alternate:10:25", "adaptive:0.25", "adaptive:-1"])
@@ -39,7 +38,6 @@ def test_a_schedule_prints_as_it_was_written(text: str) -> None:
 
 def test_a_schedule_is_its_kind_and_its_numbers() -> None:
     assert Schedule.parse("alternate:4:1") == Schedule("alternate", 4, 1)
-    assert Schedule.parse("serial") == Schedule("serial")
     assert Schedule.parse("adaptive") == Schedule("adaptive") == Schedule.parse("adaptive:0.1")
     assert Schedule.parse("adaptive:0.2") == Schedule("adaptive", threshold=0.2)
 
@@ -48,35 +46,24 @@ def test_a_schedule_is_its_kind_and_its_numbers() -> None:
     ("text", "right"),
     [
         ("paralell", "parallel"),
-        ("Serial", "serial"),
         ("alternating:4:1", "alternate:4:1"),
-        ("tails:3:1", "tail:4:1"),
         ("alternate", "alternate:4:1"),
-        ("alternate:4", "alternate:4:1"),
         ("tail:4:1:2", "tail:4:1"),
         ("serial:1", "serial"),
-        ("parallel:4:1", "parallel"),
         ("alternate:0:1", "alternate:4:1"),
         ("alternate:4:-1", "alternate:4:1"),
         ("tail:4:0.5", "tail:4:1"),
         ("tail:4:", "tail:4:1"),
+        ("adaptive:", "adaptive, or .* as in adaptive:0.2"),
+        ("adaptive:2", "adaptive, or .* as in adaptive:0.2"),
+        ("adaptive:nan", "adaptive, or .* as in adaptive:0.2"),
+        ("adaptive:0.1:1", "adaptive, or .* as in adaptive:0.2"),
+        ("", ".*"),
+        ("4:1", ".*"),
     ],
 )
 def test_a_wrong_schedule_is_answered_with_the_nearest_form(text: str, right: str) -> None:
-    with pytest.raises(InputError, match=f": write {right}$") as error:
-        Schedule.parse(text)
-    assert f"'{text}'" in str(error.value)
-
-
-@pytest.mark.parametrize("text", ["", ":", "xyz", "4:1"])
-def test_nonsense_is_an_input_error_too(text: str) -> None:
-    with pytest.raises(InputError, match="unknown schedule"):
-        Schedule.parse(text)
-
-
-@pytest.mark.parametrize("text", ["adaptive:", "adaptive:2", "adaptive:x", "adaptive:nan", "adaptive:0.1:1"])
-def test_a_wrong_threshold_is_answered_with_the_right_form(text: str) -> None:
-    with pytest.raises(InputError, match=r"write adaptive, or .* as in adaptive:0\.2$"):
+    with pytest.raises(InputError, match=f"schedule '{text}'.*: write {right}$"):
         Schedule.parse(text)
 
 
@@ -100,24 +87,13 @@ def test_a_serial_epoch_follows_each_parallel_one_that_did_not_go_well(phases: s
     assert found == phases
 
 
-@pytest.mark.parametrize(
-    ("train_loss", "own_loss", "cosine", "well"),
-    [
-        (1.0, 1.0, None, True),
-        (LOSS_RATIO, 1.0, None, True),
-        (LOSS_RATIO + 0.01, 1.0, None, False),
-        (0.4, 0.5, 0.2, True),
-        (0.4, 0.5, 0.19, False),
-        (LOSS_RATIO + 0.01, 1.0, 1.0, False),
-        (math.nan, 1.0, 1.0, False),
-        (math.inf, 1.0, 1.0, False),
-        (1.0, 1.0, math.nan, False),
-    ],
-)
-def test_health_is_a_loss_that_fits_and_a_gradient_that_points_the_right_way(
-    train_loss: float, own_loss: float, cosine: float | None, well: bool
-) -> None:
-    assert healthy(train_loss, own_loss, cosine, threshold=0.2) is well
+def test_health_is_a_loss_that_fits_and_a_gradient_that_points_the_right_way() -> None:
+    at_most = LOSS_RATIO
+    for train_loss, own_loss, cosine in [(1.0, 1.0, None), (at_most, 1.0, None), (0.4, 0.5, 0.2)]:
+        assert healthy(train_loss, own_loss, cosine, threshold=0.2)
+    for train_loss, cosine in [(at_most + 0.01, None), (at_most + 0.01, 1.0), (1.0, 0.19), (1.0, math.nan)]:
+        assert not healthy(train_loss, 1.0, cosine, threshold=0.2)
+    assert not any(healthy(loss, 1.0, 1.0, threshold=0.2) for loss in (math.nan, math.inf))
 
 
 def test_cosines_are_those_of_all_weights_and_of_each_stage() -> None:
@@ -150,9 +126,8 @@ def test_probing_changes_nothing(tmp_path: Path) -> None:
         assert row["cosine"] is None or (-1 <= row["cosine"] <= 1 and len(row["stage_cosines"]) == 2)
 
 
-@pytest.mark.parametrize("method", ["al", "penalty"])
-def test_an_adaptive_run_does_what_its_records_say(method: str, tmp_path: Path) -> None:
-    train(tmp_path / "run", *ADAPTIVE, "adaptive:0.65", "--method", method)
+def test_an_adaptive_run_does_what_its_records_say(tmp_path: Path) -> None:
+    train(tmp_path / "run", *ADAPTIVE, "adaptive:0.65", "--method", "al")
     rows, expected = records(tmp_path / "run"), "SPPPPP"
     for row in rows:
         assert expected[row["epoch"]] == row["phase"][0].upper()
@@ -162,14 +137,14 @@ def test_an_adaptive_run_does_what_its_records_say(method: str, tmp_path: Path) 
     assert "S" in expected[2:]
 
 
-@pytest.mark.parametrize("method", ["al", "replay"])
+@pytest.mark.parametrize("method", ["al", pytest.param("replay", marks=pytest.mark.slow)])
 def test_a_resumed_adaptive_run_decides_as_it_would_have(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     words = (*ADAPTIVE, "adaptive:0.65", "--method", method)
     if method == "replay":  # it is judged by its losses alone
-        monkeypatch.setattr("parlay.schedule.LOSS_RATIO", 0.86)
+        monkeypatch.setattr("parlay.config.schedule.LOSS_RATIO", 0.86)
     train(whole, *words)
     assert "s" in phases(whole)[2:]
     for stop in (5, 4, 6):  # in the midst of an epoch, at its end, in another phase
@@ -182,15 +157,13 @@ def test_a_resumed_adaptive_run_decides_as_it_would_have(
     assert all(torch.equal(value, kept(cut)[name]) for name, value in kept(whole).items())
 
 
-@pytest.mark.parametrize(("stages", "known"), [(2, 1), (3, 2)])
-def test_weights_that_stand_still_get_the_true_gradient(stages: int, known: int, tmp_path: Path) -> None:
+def test_weights_that_stand_still_get_the_true_gradient(tmp_path: Path) -> None:
     """The signal crosses one interface per epoch; then every stage's gradient is backpropagation's."""
-    train(
-        tmp_path / "run", "--epochs", 4, "--stages", stages, "--lr", 1e-12, "--batch-size", 96, "--schedule", "adaptive"
-    )
+    still = ("--epochs", 4, "--lr", 1e-12, "--batch-size", 96, "--schedule", "adaptive")
+    train(tmp_path / "run", "--stages", 3, *still)
     rows = [row["stage_cosines"] for row in records(tmp_path / "run")]
-    assert all(cosine == pytest.approx(1, abs=1e-4) for row in rows[known:] for cosine in row)
-    assert stages == 2 or min(rows[1]) < 0.9
+    assert all(cosine == pytest.approx(1, abs=1e-4) for row in rows[2:] for cosine in row)
+    assert min(rows[1]) < 0.9
 
 
 def test_one_stage_is_serial_training_whatever_the_schedule(tmp_path: Path) -> None:

@@ -8,16 +8,31 @@ import sys
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from runs import SMALL
 
 TRAIN = f'"{sys.executable}" -m parlay.cli train {" ".join(SMALL)} --method al --stages 2 --epochs 3 --out run'
 
 
+SEVERAL = f"{TRAIN} --engine distributed"
+
+
+def slow(shell: str, name: str) -> ParameterSet:
+    return pytest.param(shell, id=name, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "shell",
-    [f"{TRAIN} 2>&1 | head -1", f"{TRAIN} 2>/dev/full", f"{TRAIN} 2>&-", f"{TRAIN} >&-", f"{TRAIN} --json >/dev/full"],
-    ids=["a reader who leaves", "full", "closed", "no output", "full output"],
+    [
+        pytest.param(f"{TRAIN} 2>&1 | head -1", id="a reader who leaves"),
+        slow(f"{TRAIN} 2>/dev/full", "full"),
+        slow(f"{TRAIN} 2>&-", "closed"),
+        slow(f"{TRAIN} >&-", "no output"),
+        slow(f"{TRAIN} --json >/dev/full", "full output"),
+        slow(f"{SEVERAL} 2>&1 | head -1", "several processes"),
+        slow(f"{SEVERAL} 2>&-", "closed for several processes"),
+    ],
 )
 def test_a_run_goes_on_when_nobody_reads_what_it_prints(shell: str, tmp_path: Path) -> None:
     done = subprocess.run(

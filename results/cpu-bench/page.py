@@ -49,6 +49,7 @@ def tables() -> dict[str, str]:
         "exchange": exchange(),
         "command": f"```\n{benches()[PROBLEMS[0]]['command']}\n```",
         "made": made(),
+        "two-commits": two_commits(),
     }
 
 
@@ -72,6 +73,8 @@ def figures() -> dict[str, float]:
     for system in (*SYSTEMS, "pipeline"):
         every = [found[f"{problem}-{system}"] for problem in PROBLEMS]
         found[f"{system}-least"], found[f"{system}-most"] = min(every), max(every)
+    for row, ratios in later().items():
+        found[f"two-commits-{row.replace(', ', '-').replace(' ', '-')}"] = statistics.median(ratios)
     found["forecast-error-most"] = max(abs(found[f"{problem}-forecast-error"]) for problem in PROBLEMS)
     return found
 
@@ -93,6 +96,28 @@ def exchange() -> str:
         ratios = [f"{over(other, ours):.2f}" for other in others]
         waits = ", ".join(f"{100 * share:.1f} %" for share in ours["wait_share"])
         lines.append("| " + " | ".join([title(problem), *ratios, waits, f"{forecast(problem):.2f}"]) + " |")
+    return "\n".join(lines)
+
+
+@cache
+def in_turn() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((HERE / "two-commits.json").read_text())
+    return found
+
+
+def later() -> dict[str, list[float]]:
+    """Seconds of an epoch at the newer commit over those at the older one, round by round."""
+    rows = in_turn()["rows"].items()
+    return {name: [b / a for a, b in zip(row["old"], row["new"], strict=True)] for name, row in rows}
+
+
+def two_commits() -> str:
+    old, new = in_turn()["commits"]
+    lines = [f"| | {old}, s | {new}, s | newer over older | least to most |", "|---|--:|--:|--:|--:|"]
+    for name, row in in_turn()["rows"].items():
+        ratios = later()[name]
+        times = " | ".join(f"{statistics.median(row[which]):.2f}" for which in ("old", "new"))
+        lines.append(f"| {name} | {times} | {statistics.median(ratios):.3f} | {min(ratios):.3f} to {max(ratios):.3f} |")
     return "\n".join(lines)
 
 

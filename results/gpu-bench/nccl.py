@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from parlay import records
+from parlay.run import records
 
 HERE = Path(__file__).parent
 PATIENCE = 60  # seconds

@@ -117,6 +117,7 @@ def tables() -> dict[str, str]:
         "moved": told(),
         "earlier": f"Other networks and larger batches, {over(EARLIER)}\n\n{table(EARLIER, lambda row: row.text)}",
         "shares": shares(),
+        "seam": seam(),
         "command": f"```\n{recorded(files(MAIN[0])[0])['command']}\n```",
         "made": made(),
     }
@@ -144,6 +145,8 @@ def figures() -> dict[str, float]:
     found["stores-gib"] = read("stores")["auxiliary_bytes"] / 2**30
     found["nccl-processes"], found["nccl-steps"] = read("nccl")["processes"], read("nccl")["steps"]
     found["nccl-difference"] = read("nccl")["relative_difference"]
+    found["seam-serial-ms"] = in_turn()["serial", 1][0]["step_ms"]
+    found["seam-most"] = max(abs(later(*pair)[1]) for pair in in_turn().values())
     return {**found, **profile(), **share_norms(), **tests()}
 
 
@@ -278,6 +281,35 @@ def shares() -> str:
         ours = [found[(stages, *kind)] for kind in kinds]
         cells = [f"{row['speedup']:.2f} ({row['step_ms']:.2f} ms)" for row in ours]
         lines.append(f"| {stages} | {serial['share']:.0f} % | {serial['step_ms']:.2f} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def in_turn() -> dict[tuple[str, int], tuple[Record, Record]]:
+    """The two commits of `seam.json`, by system and K."""
+    told = read("seam")
+    found = {(row["commit"], row["system"], row["stages"]): row for row in told["rows"]}
+    old, new = told["commits"]
+    return {(system, k): (row, found[new, system, k]) for (commit, system, k), row in found.items() if commit == old}
+
+
+def later(old: Record, new: Record) -> tuple[float, float, float]:
+    """Per cent that a step takes longer at the later commit: least, median and most of the rounds."""
+    ratios = [100 * (b / a - 1) for a, b in zip(old["round_ms"], new["round_ms"], strict=True)]
+    return min(ratios), statistics.median(ratios), max(ratios)
+
+
+def seam() -> str:
+    old, new = read("seam")["commits"]
+    lines = [
+        f"| | K | {old}, ms | {new}, ms | longer by, per cent | speed-up, {old} | {new} |",
+        "|---" + "|--:" * 6 + "|",
+    ]
+    for (system, stages), (before, after) in in_turn().items():
+        least, middle, most = later(before, after)
+        times = (
+            f"{before['step_ms']:.2f} | {after['step_ms']:.2f} | {signed(middle)} ({signed(least)} to {signed(most)})"
+        )
+        lines.append(f"| {LABELS[system]} | {stages} | {times} | {before['speedup']:.2f} | {after['speedup']:.2f} |")
     return "\n".join(lines)
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from parlay import records
-from parlay.bench.cuda import Engined
-from parlay.recipe import Recipe
+from parlay.bench.cuda import EngineSystem
+from parlay.config.recipe import Recipe
+from parlay.run import records
 
 HERE = Path(__file__).parent
 STEPS = 10
@@ -50,7 +50,7 @@ def main() -> None:
         device="cuda",
         compile="on",
     )
-    system = Engined("layer-parallel", recipe, f"K = {given.stages}")
+    system = EngineSystem("layer-parallel", recipe, f"K = {given.stages}")
     quiet = [system.time(40) / 40 for _ in range(5)]
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
         system.time(STEPS)

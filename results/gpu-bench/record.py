@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from parlay import records
+from parlay.run import records
 
 HERE = Path(__file__).parent
 DEEP = "--dataset cifar10 --model resnet110 --batch-size 128 --rounds 7 --steps 40"
@@ -69,7 +69,7 @@ def stores(out: Path, data: str) -> None:
     for kind in ("device", "host"):
         run = out / f"stores-{kind}"
         parlay(f"train {STORES} --store {kind} --data-dir {data} --out {run}", out / f"{run.name}.log")
-        rows = records.read(run / "records.jsonl")
+        rows = records.read_records(run / "records.jsonl")
         settled = rows[4:]  # recorded by then, and all memory in place
         found[kind] = [row["seconds"] - row["refresh_seconds"] for row in settled]
         summaries[kind] = json.loads((run / "summary.json").read_text())

@@ -28,14 +28,15 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from parlay import records
-from parlay.bench.cuda import Engined
-from parlay.coupling import Pair
-from parlay.engines.base import Batch
-from parlay.engines.graphs import Graphed, Inputs
-from parlay.engines.stream import Mail
-from parlay.recipe import Recipe
-from parlay.run import set_up
+from parlay.batch import Pass
+from parlay.bench.cuda import EngineSystem
+from parlay.config.recipe import Recipe
+from parlay.engine.captured import Captured, Inputs
+from parlay.link.link import Link
+from parlay.link.queue import QueueLink, Slots
+from parlay.link.states import Pair, StateLink
+from parlay.run import records
+from parlay.run.setup import set_up
 
 HERE = Path(__file__).parent
 STEPS, ROUNDS = 40, 5
@@ -48,20 +49,15 @@ COMMON = Recipe(
 
 @dataclass(frozen=True)
 class Mailbox:
-    """What the neighbours write into this stage's memory."""
+    """What the neighbours write into this stage's memory: of a stored method outputs, states and multipliers of one
+    batch; of a streamed one the slots of outputs and of adjoints."""
 
     outputs: Tensor | None
     """Of the stage before."""
-    pair: Pair | None
-    """States and multipliers of the interface behind."""
-
-
-@dataclass(frozen=True)
-class Letters:
-    """The same for a stage of a streaming method."""
-
-    features: Tensor | None
-    adjoint: Tensor | None
+    state: Tensor | None
+    """Of the link after, as all that follows."""
+    multiplier: Tensor | None = None
+    adjoints: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +161,7 @@ def environment() -> dict[str, Any]:
 
 
 def work(recipe: Recipe, k: int, mail: list[Any], barrier: Any, go: Any, ready: Any, found: Any) -> None:
-    system = Engined("share", recipe, "")
+    system = EngineSystem("share", recipe, "")
     if recipe.stages == 1:
         system.time(3)
         ready.put(k)
@@ -173,7 +169,7 @@ def work(recipe: Recipe, k: int, mail: list[Any], barrier: Any, go: Any, ready: 
         system.time(STEPS)
         found.put((k, [1000 * system.time(STEPS) / STEPS for _ in range(ROUNDS)]))
         return
-    step = (OneStage if recipe.method == "al" else Streamed)(system, k)
+    step = OneStage(system, k)
     neighbours = {k - 1, k + 1} & set(range(recipe.stages))
     for neighbour in neighbours:
         mail[neighbour].put((k, step.mailbox))
@@ -190,111 +186,97 @@ def work(recipe: Recipe, k: int, mail: list[Any], barrier: Any, go: Any, ready: 
     barrier.wait()  # memory that others write to must stay
 
 
-class Stepped:
-    """The part of the engine's parallel step that belongs to stage k."""
+class OneStage:
+    """The part of a parallel step that belongs to stage k, with all that crosses to its neighbours."""
 
-    mailbox: Mailbox | Letters
-    neighbours: dict[int, Any]
+    neighbours: dict[int, Mailbox]
 
-    def __init__(self, system: Engined, k: int) -> None:
+    def __init__(self, system: EngineSystem, k: int) -> None:
         system.time(1)  # puts the engine together, with states, or batches on their way
-        assert system._engine is not None
-        assert system._bench is not None
-        self.engine, self.bench, self.k = system._engine, system._bench, k
-        self.steps = system.steps
-        rows = self.bench.setup.recipe.batch_size
-        self.graph = Graphed(
-            self.step, lambda inputs: len(inputs["ids"]) == rows, self.engine._lanes, self.engine._forget, print
-        )
+        assert system.made is not None
+        self.bench, engine = system.made
+        self.own, self.parallel, self.k = engine.own, engine.steps.parallel, k
+        self.steps, self.worker = system.steps, engine.own.workers[k]
+        links: dict[int, Link] = {link.k: link for link in self.own.links}
+        self.before, self.after = links.get(k), links.get(k + 1)
+        self.captured = Captured(self.step, self.own.lanes, self.own.changed, self.own.forget, print)
+        self.mailbox = self._mailbox()
 
-    def step(self, inputs: Inputs, quick: bool = False) -> Tensor:
-        raise NotImplementedError
-
-    def inputs(self, batch: Batch) -> Inputs:
-        raise NotImplementedError
+    def _mailbox(self) -> Mailbox:
+        """Memory of its own: other processes cannot have a piece of a captured step's."""
+        if isinstance(self.before, QueueLink) or isinstance(self.after, QueueLink):
+            outputs = _own(self.before.outputs) if isinstance(self.before, QueueLink) else None
+            adjoints = _own(self.after.adjoints) if isinstance(self.after, QueueLink) else None
+            return Mailbox(outputs, None, None, adjoints)
+        places = self.bench.batch(0).ids.to(self.own.device)
+        outputs = self.before._stored(places).state.clone() if isinstance(self.before, StateLink) else None
+        pair = self.after._stored(places).copy() if isinstance(self.after, StateLink) else Pair(None, None)
+        return Mailbox(outputs, *pair)
 
     def time(self, steps: int) -> float:
-        torch.cuda.synchronize()
+        self.own.lanes.synchronize()
         began = time.perf_counter()
         for _ in range(steps):
-            self.graph(self.engine._on_device(self.inputs(self.bench.batch(self.steps))))
+            self.parallel._turns = turns = self.parallel.clock.enter(self.bench.batch(self.steps))
+            self.worker.seed(turns[self.k].forward, turns[self.k].backward)
+            inputs = {**self.parallel._inputs(turns), "following": self.bench.ids(self.steps + 1)}
+            if self.own.lanes.captures:
+                self.captured(inputs, True)
+            else:
+                self.step(inputs)
             self.steps += 1
-        torch.cuda.synchronize()
+        self.own.lanes.synchronize()
         return time.perf_counter() - began
 
-
-class OneStage(Stepped):
-    """With states and multipliers."""
-
-    def __init__(self, system: Engined, k: int) -> None:
-        super().__init__(system, k)
-        first, last = k == 0, k == len(self.engine.stages) - 1
-        ids = self.bench.batch(0).ids.to("cuda")
-        outputs = None if first else self.engine.interfaces[k - 1].kept(ids).state.clone()
-        pair = None if last else self.engine.interfaces[k].kept(ids).copy()
-        self.mailbox: Mailbox = Mailbox(outputs, pair)
-
-    def step(self, inputs: Inputs, quick: bool = False) -> Tensor:
-        engine, k, ids, beta = self.engine, self.k, inputs["ids"], inputs["beta"]
-        joints = engine._quick_joints
-        pairs: list[Any] = [None] * len(joints)
-        if k > 0:
-            pairs[k - 1] = joints[k - 1].gather(ids)
-        if self.mailbox.pair is not None:
-            pairs[k] = self.mailbox.pair.float()
-        x, loss, p = engine._local_gradient(k, ids, None, pairs, beta, quick)
-        if self.mailbox.pair is not None:
-            self.neighbours[k + 1].outputs.copy_(engine.interfaces[k].down(x))
-        engine.stages[k].set_rate(inputs["rate"])
-        engine.stages[k].apply()
-        if k > 0 and self.mailbox.outputs is not None:
-            joints[k - 1].update(ids, pairs[k - 1], self.mailbox.outputs.float(), None, p, None, beta)
-            following, theirs = engine.interfaces[k - 1].kept(inputs["following"]), self.neighbours[k - 1].pair
-            theirs.state.copy_(following.state)
-            if following.multiplier is not None and theirs.multiplier is not None:
-                theirs.multiplier.copy_(following.multiplier)
+    def step(self, inputs: Inputs, compiled: bool = False) -> Tensor:
+        worker, mailbox = self.worker, self.mailbox
+        forward, backward = self.parallel._passes(inputs, compiled)[self.k]
+        assert forward is not None
+        assert backward is not None
+        worker.begin(inputs["rate"])
+        if self.before is not None:
+            self.before.gather(forward)
+        if isinstance(self.after, StateLink) and mailbox.state is not None:
+            self.after._pair = Pair(mailbox.state, mailbox.multiplier).float()
+        worker.forward(forward)
+        self._send_output(forward)
+        loss = worker.loss(backward)
+        worker.backward(backward)
+        worker.update(self.own.clip)
+        if isinstance(self.before, StateLink) and mailbox.outputs is not None:
+            self.before._output = mailbox.outputs
+            self.before.renew(backward, backward)
+        self._send_signal(inputs["following"], backward)
         return loss.reshape(1)
 
-    def inputs(self, batch: Batch) -> Inputs:
-        assert batch.following is not None
-        inputs = {"ids": batch.ids, "following": batch.following, "beta": torch.tensor(batch.beta)}
-        return {**inputs, "rate": torch.tensor(batch.rate, dtype=torch.float64)}
+    def _send_output(self, p: Pass) -> None:
+        if isinstance(self.after, StateLink):
+            self.neighbours[self.k + 1].outputs.copy_(self.after._output)  # type: ignore[union-attr]
+        elif isinstance(self.after, QueueLink) and self.after._output is not None:
+            _put(self.after.outputs, self.neighbours[self.k + 1].outputs, p, self.after._output)
+
+    def _send_signal(self, following: Tensor, p: Pass) -> None:
+        theirs = self.neighbours.get(self.k - 1)
+        if isinstance(self.before, StateLink) and theirs is not None:
+            pair = self.before._stored(following)
+            theirs.state.copy_(pair.state)  # type: ignore[union-attr]
+            if pair.multiplier is not None and theirs.multiplier is not None:
+                theirs.multiplier.copy_(pair.multiplier)
+        elif isinstance(self.before, QueueLink) and theirs is not None and self.before._adjoint is not None:
+            _put(self.before.adjoints, theirs.adjoints, p, self.before._adjoint)
 
 
-class Streamed(Stepped):
-    """With batches on their way: the engine has run until every stage has one."""
-
-    def __init__(self, system: Engined, k: int) -> None:
-        super().__init__(system, k)
-        assert self.engine._stream is not None
-        self.stream = self.engine._stream
-        # memory of their own: other processes cannot have a piece of a recorded step's
-        self.mailbox: Letters = Letters(*(_own(mail[k]) for mail in (self.stream.features, self.stream.adjoints)))
-
-    def step(self, inputs: Inputs, quick: bool = False) -> Tensor:
-        stream, k = self.stream, self.k
-        station = stream.stations[k]
-        station.begin(inputs["rates"][k], quick)
-        sent = stream._station_step(k, station, inputs)
-        station.update(stream.clip)
-        if sent.output is not None and k + 1 in self.neighbours:
-            self.neighbours[k + 1].features.copy_(sent.output)
-        if sent.adjoint is not None and k - 1 in self.neighbours:
-            self.neighbours[k - 1].adjoint.copy_(sent.adjoint)
-        assert sent.loss is not None
-        return sent.loss.reshape(1)
-
-    def inputs(self, batch: Batch) -> Inputs:
-        _, inputs = self.stream.enter(batch)
-        assert self.stream.steady
-        ours = {name: value for name, value in inputs.items() if name.partition("/")[0].endswith(f"-{self.k}")}
-        return {**ours, "rates": inputs["rates"], "ids": batch.ids}
+def _own(slots: Slots) -> Tensor | None:
+    if slots._memory is not None:
+        slots._memory = slots._memory.clone()
+    return slots._memory
 
 
-def _own(mail: Mail) -> Tensor | None:
-    if mail.kept is not None:
-        mail.kept = mail.kept.clone()
-    return mail.kept
+def _put(like: Slots, memory: Tensor | None, p: Pass, x: Tensor) -> None:
+    """Into the slots of a neighbour."""
+    theirs = Slots(like.count, like.rows, like.fixed)
+    theirs._memory = memory
+    theirs.put(p, x)
 
 
 if __name__ == "__main__":

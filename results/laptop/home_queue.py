@@ -84,7 +84,7 @@ def _answer(pipe: Connection, job: Job) -> dict[str, Any]:
 def _work(pipe: Connection, out: Path, data_dir: Path, facts: dict[str, str]) -> None:
     import torch
 
-    from parlay.memory import keep_freed_memory
+    from parlay.process import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -99,8 +99,9 @@ def _work(pipe: Connection, out: Path, data_dir: Path, facts: dict[str, str]) ->
 
 def train(job: Job, out: Path, data_dir: Path, facts: dict[str, str]) -> dict[str, Any]:
     """One run, from reading its data to its folder. No weights are kept."""
-    from parlay import Recipe, run
-    from parlay.progress import Silent
+    from parlay import Recipe
+    from parlay.run import setup as run
+    from parlay.run.progress import Silent
 
     partial = out / f"{job.name}{UNFINISHED}"
     cpu, wall = time.process_time(), time.perf_counter()

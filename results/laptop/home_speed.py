@@ -20,15 +20,16 @@ from typing import Any, final
 import home_queue
 import home_rows
 
+from parlay import methods
 from parlay.bench import workers
-from parlay.bench.core import Problem, Say, Timed, as_json, best, interleaved
+from parlay.bench.core import Problem, Say, System, as_json, best, interleaved
 from parlay.bench.cpu import MICRO_BATCHES, one_core
-from parlay.bench.gang import Gang, Ganged, Place, Worker, cores
-from parlay.engines.base import Totals
-from parlay.recipe import STREAMING, Recipe
-from parlay.records import environment, write_json
-from parlay.run import set_up
-from parlay.schedule import PARALLEL, SERIAL, alternate
+from parlay.bench.processes import BenchWorker, Pool, PoolSystem, Seat, cores
+from parlay.config.recipe import Recipe
+from parlay.config.schedule import PARALLEL, SERIAL, alternate
+from parlay.engine.losses import Totals
+from parlay.run.records import environment, write_json
+from parlay.run.setup import set_up
 
 STAGES = 2
 CYCLE = "".join(letter for letter, _ in zip(alternate(4, 1), range(5), strict=False))
@@ -50,14 +51,14 @@ def measure(problem: str, out: Path, say: Say, rounds: int = ROUNDS, steps: int 
         return
     load, began = os.getloadavg()[0], time.monotonic()
     recipes = resolved(problem)
-    gangs: list[Gang] = []
+    pools: list[Pool] = []
     try:
-        systems = _systems(recipes, gangs, say)
+        systems = _systems(recipes, pools, say)
         shape = Problem(recipes["al-k2"].model, recipes["al-k2"].batch_size)
         rows = best(interleaved(systems, shape, rounds, steps, say))
     finally:
-        for gang in gangs:
-            gang.close()
+        for pool in pools:
+            pool.close()
     about = {**environment(["cpu"] * STAGES), **home_queue.about(), "load_before": load}
     cuts = {name: recipe.partition for name, recipe in recipes.items()}
     measured = {"rounds": rounds, "steps": steps, "cuts": cuts, "wall_seconds": time.monotonic() - began}
@@ -71,43 +72,44 @@ def resolved(problem: str) -> dict[str, Recipe]:
     for name in (name for name, row in home_rows.ROWS.items() if row.stages == STAGES):
         recipe = Recipe(**home_rows.Job(problem, name, 0).keys(Path("data")))
         recipe = replace(recipe, precision="float32", serial_phase="sequential")
-        work = recipe.method if recipe.method in STREAMING else "stored"
+        work = recipe.method if methods.streams(recipe.method) else "stored"
         with one_core():
             found[name] = set_up(replace(recipe, partition=cuts.get(work, "cost"))).recipe
         cuts[work] = found[name].partition
     return found
 
 
-def _systems(recipes: dict[str, Recipe], gangs: list[Gang], say: Say) -> list[Timed]:
+def _systems(recipes: dict[str, Recipe], pools: list[Pool], say: Say) -> list[System]:
     plain = recipes["al-k2"]
 
-    def gang(name: str, make: Any, size: int, threads: int = 1) -> Gang:
+    def pool(name: str, make: Any, size: int, threads: int = 1) -> Pool:
         say(f"starting {name}")
-        gangs.append(Gang(name, make, size, threads))
-        gangs[-1].ready()
-        return gangs[-1]
+        pools.append(Pool(name, make, size, threads))
+        pools[-1].ready()
+        return pools[-1]
 
-    systems: list[Timed] = [
-        Ganged("serial", gang("serial", partial(workers.Serial, plain), 1), 1, "one core"),
-        Ganged("serial-2-threads", gang("serial-2-threads", partial(workers.Serial, plain), 1, 2), 1, "two threads"),
+    whole = partial(workers.WholeNetwork, plain)
+    systems: list[System] = [
+        PoolSystem("serial", pool("serial", whole, 1), 1, "one core"),
+        PoolSystem("serial-2-threads", pool("serial-2-threads", whole, 1, 2), 1, "two threads"),
     ]
-    pipeline = gang("pipeline", partial(workers.Pipeline, plain), STAGES)
-    for schedule in workers.SCHEDULES:
-        systems += [Ganged("pipeline", pipeline, STAGES, f"{schedule}, M = {m}", (schedule, m)) for m in MICRO_BATCHES]
-    replicas = gang("data-parallel", partial(workers.Replica, plain), STAGES)
-    systems.append(Ganged("data-parallel", replicas, STAGES, f"DDP, {STAGES} replicas"))
+    pipeline = pool("pipeline", partial(workers.Pipelined, plain), STAGES)
+    for option in ((schedule, m) for schedule in workers.SCHEDULES for m in MICRO_BATCHES):
+        systems.append(PoolSystem("pipeline", pipeline, STAGES, "{}, M = {}".format(*option), option))
+    replicas = pool("data-parallel", whole, STAGES)
+    systems.append(PoolSystem("data-parallel", replicas, STAGES, f"DDP, {STAGES} replicas"))
     for name, recipe in recipes.items():
         letters = CYCLE if home_rows.ROWS[name].hybrid else PARALLEL
-        own = gang(name, partial(Scheduled, recipe, letters), STAGES)
-        systems.append(PerSample(Ganged(name, own, STAGES), letters, recipe))
+        own = pool(name, partial(Scheduled, recipe, letters), STAGES)
+        systems.append(PerSample(PoolSystem(name, own, STAGES), letters, recipe))
     return systems
 
 
 @final
-class PerSample(Timed):
+class PerSample(System):
     """A method, timed over whole cycles of its schedule; seconds are those of as many samples trained as in a batch."""
 
-    def __init__(self, inner: Ganged, letters: str, recipe: Recipe) -> None:
+    def __init__(self, inner: PoolSystem, letters: str, recipe: Recipe) -> None:
         self.inner, self.system, self.stages = inner, inner.system, inner.stages
         share = 0.5 if recipe.method == "penalty" else 1.0
         self.trained = sum(share if letter == PARALLEL else 1.0 for letter in letters) / len(letters)
@@ -123,14 +125,14 @@ class PerSample(Timed):
 
 
 @final
-class Scheduled(Worker):
+class Scheduled(BenchWorker):
     """A stage at work as in a training run, epoch after epoch of a schedule, on the bench's synthetic images."""
 
-    def __init__(self, recipe: Recipe, letters: str, place: Place) -> None:
-        self.layers, self.letters, self.steps = workers.Layers(recipe, place), letters, 0
+    def __init__(self, recipe: Recipe, letters: str, seat: Seat) -> None:
+        self.layers, self.letters = workers.LayerParallel(recipe, seat), letters
 
-    def step(self, option: Any) -> None:  # noqa: ARG002
-        engine, (epoch, step) = self.layers.engine, divmod(self.steps, workers.BATCHES)
+    def step(self, n: int, option: Any) -> None:  # noqa: ARG002
+        engine, (epoch, step) = self.layers.engine, divmod(n, workers.BATCHES)
         before, letter, after = (self.letters[n % len(self.letters)] for n in (epoch - 1, epoch, epoch + 1))
         last = step == workers.BATCHES - 1
         if step == 0:
@@ -142,12 +144,11 @@ class Scheduled(Worker):
             engine.drain()
         if last and (letter, after) == (PARALLEL, SERIAL):
             engine.finish()
-        self.steps += 1
 
     def _batch(self, epoch: int, step: int) -> Any:
         """The last one of an epoch has none that follows, as in training."""
         batch = self.layers.bench.batch(step)
-        return replace(batch, epoch=epoch, following=None if step == workers.BATCHES - 1 else batch.following)
+        return replace(batch, epoch=epoch, following=batch.following[: workers.BATCHES - 1 - step])
 
     def waited(self) -> float:
         return self.layers.waited()

@@ -18,8 +18,8 @@ from home_compare import ERRORS, IMAGES  # noqa: E402
 from home_records import Cell, Table, read  # noqa: E402
 from home_rows import KINDS, PROBLEMS, ROWS  # noqa: E402
 
-from parlay.report.words import memory  # noqa: E402
-from parlay.schedule import PARALLEL, Schedule  # noqa: E402
+from parlay.config.schedule import PARALLEL, Schedule  # noqa: E402
+from parlay.report.tables import memory  # noqa: E402
 
 OPEN = "open"
 SYSTEMS = {

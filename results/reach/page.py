@@ -16,7 +16,7 @@ from scores import markdown, rows_of, summary, violations
 HERE = Path(__file__).parent
 
 WIDE = {
-    # label: the run without, of those in results/paper, and the run with
+    # label: the run without, of those in paper/results, and the run with
     "AL": ("wrn-cosine-al-k3-s0", "al-k3-s0"),
     "DS-AL": ("wrn-cosine-ds-al-k3-s0", "ds-al-k3-s0"),
     "SPH-AL, 1:4": ("wrn-hold-0.3-sph-al-k3-1to4-s0", "sph-al-k3-1to4-s0"),

@@ -98,8 +98,8 @@ def figures() -> dict[str, float]:
     told: dict[str, float] = {}
     for name, row in found().items():
         told |= row.figures(name)
-        told |= {f"{name}-train-loss": run.epochs[-1].train_loss or 0.0 for run in row.there[:1] if run.epochs}
-        told |= {f"{name}-last-loss": run.epochs[-1].losses[-1] or 0.0 for run in row.there[:1] if run.finished}
+        told |= {f"{name}-train-loss": run.epochs[-1]["train_loss"] or 0.0 for run in row.there[:1] if run.epochs}
+        told |= {f"{name}-last-loss": run.epochs[-1]["losses"][-1] or 0.0 for run in row.there[:1] if run.finished}
         if row.memory:
             told[f"{name}-memory"] = row.memory / 2**30
         if (gap := to_serial(name)) is not None:

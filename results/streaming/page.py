@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import records
 from scores import Row, draw, markdown, number, read, rows_of, summary
 
-from parlay.recipe import METHODS
-from parlay.report.speed import staleness
-from parlay.report.words import memory
+from parlay import methods
+from parlay.report.tables import memory
+from parlay.report.times import staleness
 
 HERE = Path(__file__).parent
 
@@ -83,7 +83,8 @@ def keys(flags: str) -> dict[str, str]:
 def order(name: str) -> tuple[int, ...]:
     asked = keys(RUNS[name][0])
     depth, batch = int(asked["model"].removeprefix("resnet")), int(asked["batch-size"])
-    return depth, -batch, METHODS.index(asked["method"]), int(asked.get("stages", 0)), "shrink" in asked
+    place = [*methods.names(), "dni", "auxnet"].index(asked["method"])
+    return depth, -batch, place, int(asked.get("stages", 0)), "shrink" in asked
 
 
 def late(row: Row) -> int | None:

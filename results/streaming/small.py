@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import parlay
-from parlay import data, models, records
-from parlay.coupling import replay
+from parlay import data, models
 from parlay.data import CropAndFlip, Split, normalise
-from parlay.progress import Silent
+from parlay.methods import replay
+from parlay.run import records
+from parlay.run.progress import Silent
 
 SAMPLES, SIDE = 20_000, 16
 RUNS: dict[str, dict[str, Any]] = {
@@ -97,14 +98,14 @@ def trained(folder: str, name: str) -> tuple[list[records.Record], list[list[flo
 def watched() -> dict[int, list[float]]:
     """How large the pull of each stage is beside p, step by step, from now on."""
     shares: dict[int, list[float]] = {}
-    plain = replay.Replaying.stiffness
+    plain = replay.ReplayWorker.stiffness
 
-    def stiffness(self: replay.Replaying, then: Tensor, moved: Tensor, p: Tensor) -> Tensor:
+    def stiffness(self: replay.ReplayWorker, then: Tensor, moved: Tensor, p: Tensor) -> Tensor:
         b = plain(self, then, moved, p)
-        shares.setdefault(self.site.k, []).append(float(2 * b * moved.norm() / p.norm()))
+        shares.setdefault(self.k, []).append(float(2 * b * moved.norm() / p.norm()))
         return b
 
-    replay.Replaying.stiffness = stiffness  # type: ignore[method-assign]
+    replay.ReplayWorker.stiffness = stiffness  # type: ignore[method-assign]
     return shares
 
 

@@ -17,45 +17,49 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 if TYPE_CHECKING:
-    from parlay.coupling import DNI, AugmentedLagrangian, AuxNet, Coupling, Delayed, Local, Penalty, Replay, Streaming
+    from parlay.config.rates import Rate
+    from parlay.config.recipe import Recipe
+    from parlay.config.schedule import Schedule
     from parlay.errors import InputError
+    from parlay.methods.augmented_lagrangian import AugmentedLagrangian
+    from parlay.methods.delayed import Delayed
+    from parlay.methods.local import Local
+    from parlay.methods.method import Method
+    from parlay.methods.penalty import Penalty
+    from parlay.methods.replay import Replay
+    from parlay.methods.stored import Stored
+    from parlay.methods.streamed import Streamed
     from parlay.models import build as build_model
     from parlay.partitioning import Partition, partition
-    from parlay.rates import Rate
-    from parlay.recipe import Recipe
-    from parlay.schedule import Schedule
-    from parlay.trainer import Trainer
-    from parlay.training import Result
+    from parlay.run.outcome import Result
+    from parlay.run.trainer import Trainer
 
 _HOMES = {
-    "AugmentedLagrangian": "coupling",
-    "AuxNet": "coupling",
-    "Coupling": "coupling",
-    "DNI": "coupling",
-    "Delayed": "coupling",
+    "AugmentedLagrangian": "methods.augmented_lagrangian",
+    "Delayed": "methods.delayed",
     "InputError": "errors",
-    "Local": "coupling",
+    "Local": "methods.local",
+    "Method": "methods.method",
     "Partition": "partitioning",
-    "Penalty": "coupling",
-    "Rate": "rates",
-    "Recipe": "recipe",
-    "Replay": "coupling",
-    "Result": "training",
-    "Schedule": "schedule",
-    "Streaming": "coupling",
-    "Trainer": "trainer",
-    "build_model": "models.build",
+    "Penalty": "methods.penalty",
+    "Rate": "config.rates",
+    "Recipe": "config.recipe",
+    "Replay": "methods.replay",
+    "Result": "run.outcome",
+    "Schedule": "config.schedule",
+    "Stored": "methods.stored",
+    "Streamed": "methods.streamed",
+    "Trainer": "run.trainer",
+    "build_model": "models:build",
     "partition": "partitioning",
 }
 
 __all__ = [
-    "DNI",
     "AugmentedLagrangian",
-    "AuxNet",
-    "Coupling",
     "Delayed",
     "InputError",
     "Local",
+    "Method",
     "Partition",
     "Penalty",
     "Rate",
@@ -63,7 +67,8 @@ __all__ = [
     "Replay",
     "Result",
     "Schedule",
-    "Streaming",
+    "Stored",
+    "Streamed",
     "Trainer",
     "build_model",
     "partition",
@@ -73,7 +78,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'parlay' has no attribute '{name}'")
-    home, _, real = _HOMES[name].partition(".")
+    home, _, real = _HOMES[name].partition(":")
     value = getattr(import_module(f"parlay.{home}"), real or name)
     globals()[name] = value
     return value

@@ -13,23 +13,27 @@ No torch at the top: wrong input is answered at once.
 from __future__ import annotations
 
 import gc
-import json
 import re
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+from parlay import methods
+from parlay.config.keys import check_retired, flag, nearest, parse, said
+from parlay.config.recipe import ASIDE, KEYS, RECIPE_BYTES, Recipe, make_recipe
 from parlay.errors import InputError
-from parlay.progress import Progress, clock
-from parlay.recipe import ASIDE, METHODS, Recipe, flag, nearest
+from parlay.files import exists, read_bounded
+from parlay.run.progress import Progress, clock
+from parlay.run.records import SUMMARY, is_begun, read_summary
 
 OVER = ("finished", "diverged")
 """A run that has ended so is not run again: that a method diverges is a result too."""
 
+LONGEST_ROW = 200  # characters: its run folders are named by it
 _NEXT_METHOD = re.compile(r",(?=\s*[A-Za-z])")
 _NEXT_KEY = re.compile(r":(?=[A-Za-z_-]+=)")
 
@@ -81,9 +85,9 @@ def read_rows(text: str) -> list[Row]:
 
 def read_seeds(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    seeds = [int(part) for part in parts if part.isdecimal()]
+    seeds = [int(part) for part in parts if re.fullmatch("[0-9]{1,19}", part)]
     if len(set(seeds)) < len(parts):
-        raise InputError(f"seeds is '{text}': write different whole numbers with commas between them, as in 0,1,2")
+        raise InputError(f"seeds is '{said(text)}': write different whole numbers with commas, as in 0,1,2")
     return seeds
 
 
@@ -92,17 +96,15 @@ def plan(rows: Sequence[Row], seeds: Sequence[int], base: Mapping[str, Any], out
 
     A key of `base` that a method has no use for, such as the beta of serial training, is left out for it.
     """
-    from parlay import run
-
-    own = {name for method in METHODS for name in run.method_keys(method)}
     made = {}
     for row in rows:
-        left_out = own - run.method_keys(row.keys["method"])
+        left_out = set(methods.every_option()) - set(methods.option_names(row.keys["method"]))
         keys = {**{name: value for name, value in base.items() if name not in left_out}, **row.keys, "out": None}
         with _naming(row.text):
-            made[row.text] = Recipe(**{**keys, "seed": seeds[0]})
+            made[row.text] = make_recipe(keys, {"seed": seeds[0]})
+            methods.check_options(made[row.text].method, made[row.text].options)
     for text, filled in _filled(made).items():
-        made[text] = replace(made[text], **filled)
+        made[text] = replace(made[text], options=filled)
     found = []
     for row in rows:
         folders = [out / f"{row.name}-s{seed}" for seed in seeds]
@@ -136,19 +138,17 @@ def carry_out(planned: Sequence[Planned], fit: Fit, progress: Progress) -> str:
 
 def table(planned: Sequence[Planned]) -> list[dict[str, Any]]:
     """A row for every method that has a run to show, in the order in which they were asked for."""
-    from parlay.report.groups import tasks
+    from parlay.report.groups import compare
     from parlay.report.load import load
-    from parlay.report.speed import rows
 
     folders = there(planned)
     if not folders:
         return []
     texts = {one.folder.name: one.row.text for one in planned}
     found = {}
-    for task in tasks(load(folders), timed=True):
-        for group, row in zip(task.groups, rows(task), strict=True):
-            values = [task.value(run) for run in group.counted]
-            about = {"folders": [run.name for run in group.runs], "values": values}
+    for task in compare(load(folders), timed=True):
+        for group, row in zip(task.configurations, task.rows, strict=True):
+            about = {"folders": [run.name for run in group.runs], "values": group.values(task.score)}
             found[texts[group.runs[0].name]] = {"method": texts[group.runs[0].name], **row, **about}
     return [found[text] for text in dict.fromkeys(texts.values()) if text in found]
 
@@ -159,39 +159,30 @@ def there(planned: Sequence[Planned]) -> list[Path]:
 
 
 def _row(text: str) -> Row:
+    if len(text) > LONGEST_ROW:
+        raise InputError(f"'{said(text)}' in methods has {len(text)} characters: write at most {LONGEST_ROW}")
     method, *parts = _NEXT_KEY.split(text)
-    if method not in METHODS:
+    if method not in methods.names():
         if not method.replace("-", "").isalnum():
-            raise InputError(f"cannot read '{text}' in methods: write a method and its keys, as in al:downsample=2")
-        raise InputError(f"unknown method '{method}': write one of {', '.join(METHODS)} (nearest: {_near(method)})")
-    known, keys = {flag(key.name): key for key in fields(Recipe)}, {"method": method}
+            raise InputError(f"cannot read '{said(text)}' in methods: write a method and keys, as in al:downsample=2")
+        methods.check_options(method, {})
+    own = {key.name: key for key in KEYS}
+    known, keys = {flag(name): name for name in (*own, *methods.every_option())}, {"method": method}
     for part in parts:
         name, _, value = part.partition("=")
         name = flag(name)
         if name not in known:
-            raise InputError(f"unknown key '{name}' in '{text}': write {nearest(name, known)}")
+            check_retired(name, value, method)
+            raise InputError(f"unknown key '{said(name)}' in '{said(text)}': write {nearest(name, known)}")
         field = known[name]
-        if field.name == "method" or field.name in keys:
+        if field in keys:
             raise InputError(f"'{text}' gives {name} twice: write it once")
-        if field.name in _COMMON or name.startswith("synthetic"):
+        if field in _COMMON or name.startswith("synthetic"):
             whole = {"seed": "--seeds 0,1,2", "out": "--out DIR", "tensorboard": "--tensorboard"}
             instead = whole.get(name, f"--{name} {value}")
             raise InputError(f"{name} is the same in all rows of a comparison: write {instead}, not '{text}'")
-        keys[field.name] = _value(name, value, str(field.type).split(" | ")[0])
+        keys[field] = parse(value, own.get(field) or methods.option_of(field))
     return Row(text, keys)
-
-
-def _value(name: str, text: str, kind: str) -> Any:
-    kinds: dict[str, tuple[Callable[[str], Any], str]] = {
-        "str": (str, ""),
-        "int": (int, "a whole number, as in 2"),
-        "float": (float, "a number, as in 0.1"),
-    }
-    of, form = kinds[kind]
-    try:
-        return of(text)
-    except ValueError:
-        raise InputError(f"{name} is '{text}': write {form}") from None
 
 
 def _filled(made: Mapping[str, Recipe]) -> dict[str, dict[str, Any]]:
@@ -199,7 +190,7 @@ def _filled(made: Mapping[str, Recipe]) -> dict[str, dict[str, Any]]:
 
     Whatever can be refused is refused here, before the first run.
     """
-    from parlay import run
+    from parlay.run import setup as run
 
     seen: dict[Recipe, str] = {}
     for text, recipe in made.items():
@@ -209,14 +200,14 @@ def _filled(made: Mapping[str, Recipe]) -> dict[str, dict[str, Any]]:
         if resolved in seen:
             raise InputError(f"'{seen[resolved]}' and '{text}' are the same: leave one of them out")
         seen[resolved] = text
-    return {text: {key: getattr(own, key) for key in run.method_keys(own.method)} for own, text in seen.items()}
+    return {text: own.options for own, text in seen.items()}
 
 
 def _cut_once(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
     """A cut by cost is measured for the first run of a row; the others, and those of another day, are cut there too."""
     if recipe.partition != "cost" or recipe.method == "serial" or recipe.stages == 1:
         return recipe
-    from parlay import run
+    from parlay.run import setup as run
 
     before = (kept(folder) for folder in folders if (folder / "recipe.toml").is_file())
     cuts = next((keys["partition"] for keys in before if "partition" in keys), None)
@@ -246,12 +237,12 @@ def _carried_out(one: Planned, fit: Fit, progress: Progress) -> tuple[str, str]:
 
 
 def begun(one: Planned) -> bool:
-    return (one.folder / "records.jsonl").exists()
+    return is_begun(one.folder)
 
 
 def is_over(one: Planned) -> bool:
     """Has it been made already? A folder with a run of something else is refused."""
-    if not (one.folder / "recipe.toml").is_file():
+    if not exists(one.folder / "recipe.toml"):
         return False
     theirs = kept(one.folder)
     for name, value in _asked(one.recipe).items():
@@ -265,20 +256,15 @@ def is_over(one: Planned) -> bool:
 def kept(folder: Path) -> dict[str, Any]:
     """The recipe of a run."""
     try:
-        return tomllib.loads((folder / "recipe.toml").read_text())
-    except (ValueError, OSError) as error:
+        return tomllib.loads(read_bounded(folder / "recipe.toml", RECIPE_BYTES).decode())
+    except (ValueError, RecursionError, OSError) as error:
         raise InputError(f"{folder} is damaged ({error}): delete it, or write another --out") from None
 
 
 def status_of(folder: Path) -> str | None:
     """None where there is no summary: the run was killed, or another process is at it."""
-    try:
-        content = json.loads((folder / "summary.json").read_text())
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        raise InputError(f"{folder} is damaged ({error}): delete it, or write another --out") from None
-    return content.get("status") if isinstance(content, dict) else None
+    summary = read_summary(folder / SUMMARY)
+    return None if summary is None else str(summary["status"])
 
 
 def _asked(recipe: Recipe) -> dict[str, Any]:
@@ -286,12 +272,7 @@ def _asked(recipe: Recipe) -> dict[str, Any]:
     filled: tuple[str, ...] = ASIDE
     if recipe.method == "serial":
         filled += ("stages", "partition", "schedule")
-    values = {key.name: getattr(recipe, key.name) for key in fields(recipe) if key.name not in filled}
-    return {flag(name): value for name, value in values.items() if value is not None}
-
-
-def _near(method: str) -> str:
-    return nearest(method, METHODS)
+    return {flag(name): value for name, value in recipe.values().items() if name not in filled}
 
 
 @final

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from parlay.errors import InputError
+from parlay.process import restarted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ POINTS = ("step", "exchange", "save")
 EXIT_CODE = 3  # none of those that a run ends with by itself
 SLOWER = 0.2  # seconds: many times a step of the small networks of the tests
 
-_FORM = re.compile(r"stage(\d+):step(\d+):([a-z]+)(?::([a-z]+))?")
+_FORM = re.compile(r"stage(\d{1,9}):step(\d{1,9}):([a-z]+)(?::([a-z]+))?")
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,7 @@ def parse(text: str) -> Fault:
 def from_environment() -> Fault | None:
     """The fault asked for; None in a run that was restarted after one."""
     text = os.environ.get(VARIABLE)
-    if not text:
-        return None
-    fault = parse(text)
-    return None if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 else fault
+    return parse(text) if text and not restarted() else None
 
 
 _fault: Fault | None = None
@@ -85,8 +83,16 @@ def arm(stages: int) -> None:
 
 def reach(step: int | None, stages: Collection[int], point: str = "step") -> None:
     """This process, with these stages, has come to that point of a step; None for the step it is in."""
-    if _fault is not None:
-        _reach(_fault, step, stages, point)
+    global _step
+    if _fault is None:
+        return
+    _step = _step if step is None else step
+    if _fault.stage not in stages or _fault.point != point:
+        return
+    if _fault.kind == "slow" and _step >= _fault.step:
+        time.sleep(SLOWER)
+    elif _step == _fault.step:
+        _strike(_fault.kind)
 
 
 def spoil(stage: int, loss: Tensor) -> Tensor:
@@ -96,23 +102,12 @@ def spoil(stage: int, loss: Tensor) -> Tensor:
     return loss
 
 
-def _reach(fault: Fault, step: int | None, stages: Collection[int], point: str) -> None:
-    global _step
-    if step is not None:
-        _step = step
-    if fault.stage not in stages or fault.point != point:
-        return
-    if fault.kind == "slow" and _step >= fault.step:
-        time.sleep(SLOWER)
-    elif _step == fault.step:
-        _strike(fault.kind)
-
-
 def _strike(kind: str) -> None:
-    if kind in ("kill", "stop"):
-        os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
-    elif kind == "exit":
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if kind == "exit":
         os._exit(EXIT_CODE)
-    elif kind == "hang":
-        while True:
-            time.sleep(3600)
+    while kind == "hang":
+        time.sleep(3600)

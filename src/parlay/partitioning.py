@@ -1,24 +1,23 @@
 """Cuts a network into K contiguous stages, evenly or by measured cost.
 
 In: any `nn.Sequential` and an example batch. Out: a `Partition`: the cuts, the stages as slices of the model, and the
-shape of a sample's state at every interface. The model itself is left as found.
+shape of a sample's state at every cut. The model itself is left as found.
 """
+
+from __future__ import annotations
 
 import difflib
 import itertools
 import math
 import operator
-import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
-import torch
 from torch import Tensor, nn
 
+from parlay.costs import block_costs, check_model, left_as_found, name, walk
 from parlay.errors import InputError
 
 WAYS = ("even", "cost")
@@ -32,7 +31,7 @@ class Partition:
     cuts: tuple[int, ...]
     """K-1 indices into the model's blocks: stage k is model[cuts[k-1]:cuts[k]]."""
     shapes: tuple[tuple[int, ...], ...]
-    """Shape of one sample at every interface, K-1 of them."""
+    """Shape of one sample at every cut, K-1 of them."""
 
     def __len__(self) -> int:
         return len(self.cuts) + 1
@@ -55,14 +54,21 @@ def partition(
 
     `work` is what a step of every stage costs, in units of its forward and backward pass, for a cut by cost.
     """
-    _check_sequential(model)
-    _check_example(example)
+    check_model(model, example)
     stages = _check_count(stages, len(model))
-    cuts = _choose_cuts(model, stages, example, by, work)
+    if not isinstance(by, str):
+        cuts = _check_cuts(by, stages, len(model))
+    elif by not in WAYS:
+        near = difflib.get_close_matches(by, WAYS, n=1, cutoff=0.0)[0]
+        raise InputError(f"unknown partition {by!r}: write {near!r} (one of {', '.join(WAYS)}), or the cuts themselves")
+    elif by == "even" or stages == 1:
+        cuts = even_cuts(len(model), stages)
+    else:
+        cuts = cost_cuts(block_costs(model, example), stages, work)
     if not cuts:
         return Partition(model, (), ())
     _check_tied(model, cuts)
-    return Partition(model, cuts, _interface_shapes(model, cuts, example))
+    return Partition(model, cuts, _shapes(model, cuts, example))
 
 
 def even_cuts(blocks: int, stages: int) -> tuple[int, ...]:
@@ -80,8 +86,7 @@ def cost_cuts(costs: Sequence[float], stages: int, work: Sequence[float] | None 
     stages = _check_count(stages, len(costs))
     prefix = [0, *itertools.accumulate(_whole_numbers(costs))]
     factors = _whole_numbers(work if work is not None else [1.0] * stages)
-    dearest = _least_maximum(prefix, factors)
-    return _least_squares(prefix, factors, dearest)
+    return _least_squares(prefix, factors, _least_maximum(prefix, factors))
 
 
 def _whole_numbers(costs: Sequence[float]) -> list[int]:
@@ -136,174 +141,23 @@ def _least_squares(prefix: list[int], work: list[int], dearest: int) -> tuple[in
     return tuple(cuts[1:])
 
 
-def block_costs(model: nn.Sequential, example: Tensor, repeats: int = 5) -> list[float]:
-    """Seconds of forward and backward of each block alone, in train mode: the least of `repeats`, after a warm-up.
-
-    The first block needs no gradient of its input, all others do. Each repeat goes over all blocks, so that a slow
-    moment of the machine does not fall on one block only.
-    """
-    _check_sequential(model)
-    _check_example(example)
-    if repeats < 1:
-        raise InputError(f"{repeats} repeats measure nothing: write at least 1")
-    clock = partial(_cuda_seconds, example.device) if example.is_cuda else _cpu_seconds
-    with _left_as_found(model, example):
-        model.train()
-        inputs = [x for _, _, x, _ in _walk(model, example)]
-        costs = [math.inf] * len(model)
-        for repeat in range(repeats + 1):
-            for i, (block, x) in enumerate(zip(model, inputs, strict=True)):
-                seconds = _time(block, x, clock, input_gradient=i > 0)
-                if repeat > 0:  # the first is the warm-up
-                    costs[i] = min(costs[i], seconds)
-    return costs
-
-
-def _time(block: nn.Module, x: Tensor, clock: Callable[[Callable[[], None]], float], input_gradient: bool) -> float:
-    leaf = x.detach().requires_grad_(input_gradient and x.is_floating_point())
-    leaves = [p for p in block.parameters() if p.requires_grad] + [leaf] * leaf.requires_grad
-    copy = leaf.clone()  # a block may work in place, and must find the same input the next time
-
-    def forward_and_backward() -> None:
-        with torch.enable_grad():
-            outputs = [y for y in _tensors(block(copy)) if y.requires_grad]
-        if outputs and leaves:
-            # Not backward(): this leaves the gradients that the model holds alone.
-            torch.autograd.grad(outputs, leaves, [torch.ones_like(y) for y in outputs], allow_unused=True)
-
-    return clock(forward_and_backward)
-
-
-def _cpu_seconds(work: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def _cuda_seconds(device: torch.device, work: Callable[[], None]) -> float:
-    with torch.cuda.device(device):  # events are recorded on the current device, which may be another than the model's
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        # Small blocks take longer to launch than to run. While the device sleeps (a few milliseconds) the launches
-        # queue up, and the events then see what a captured graph would take.
-        torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-    return float(start.elapsed_time(end)) / 1000
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    """The tensors in what a block returns, which for the last block may be anything."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _choose_cuts(
-    model: nn.Sequential, stages: int, example: Tensor, by: str | Sequence[int], work: Sequence[float] | None
-) -> tuple[int, ...]:
-    if not isinstance(by, str):
-        return _check_cuts(by, stages, len(model))
-    if by not in WAYS:
-        near = difflib.get_close_matches(by, WAYS, n=1, cutoff=0.0)[0]
-        raise InputError(f"unknown partition {by!r}: write {near!r} (one of {', '.join(WAYS)}), or the cuts themselves")
-    if stages == 1:
-        return ()
-    return even_cuts(len(model), stages) if by == "even" else cost_cuts(block_costs(model, example), stages, work)
-
-
-def _interface_shapes(model: nn.Sequential, cuts: tuple[int, ...], example: Tensor) -> tuple[tuple[int, ...], ...]:
+def _shapes(model: nn.Sequential, cuts: tuple[int, ...], example: Tensor) -> tuple[tuple[int, ...], ...]:
     shapes = []
-    with _left_as_found(model, example):
+    with left_as_found(model, example):
         model.eval()
-        for i, block, _, output in _walk(model, example):
+        for i, _, output in walk(model, example):
             if i + 1 in cuts:
-                assert isinstance(output, Tensor)  # _walk checks it for all blocks but the last
-                _check_state(i, block, output, len(example))
+                assert isinstance(output, Tensor)  # `walk` checks it for all blocks but the last
+                _check_state(i, model[i], output, len(example))
                 shapes.append(tuple(output.shape[1:]))
     return tuple(shapes)
 
 
-def _walk(model: nn.Sequential, example: Tensor) -> Iterator[tuple[int, nn.Module, Tensor, object]]:
-    """(index, block, input, output) of every block in turn, without gradients."""
-    x = example
-    for i, block in enumerate(model):
-        output = _forward(i, block, x)
-        if i + 1 < len(model) and not isinstance(output, Tensor):
-            raise InputError(
-                f"{_name(i, block)} returns a {type(output).__name__}, not a tensor: write it so that it takes and "
-                "returns one tensor, or join it and the next block in one nn.Sequential"
-            )
-        yield i, block, x, output
-        if isinstance(output, Tensor):
-            x = output
-
-
-def _forward(i: int, block: nn.Module, x: Tensor) -> object:
-    try:
-        with torch.no_grad():
-            return block(x.clone())  # a block may work in place, on the caller's example too
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise InputError(
-            f"{_name(i, block)} cannot take the example, there of shape {tuple(x.shape)}: give a batch that the model "
-            f"takes ({reason})"
-        ) from error
-
-
-@contextmanager
-def _left_as_found(model: nn.Module, example: Tensor) -> Iterator[None]:
-    """Puts back train or eval mode, buffers and the random state."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    devices = {t.device for t in (example, *model.parameters()) if t.is_cuda}
-    try:
-        with torch.random.fork_rng(devices=sorted(device.index for device in devices)):
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        with torch.no_grad():
-            for module, name, buffer, value in buffers:
-                module._buffers[name] = buffer.copy_(value)
-
-
 def _slice(model: nn.Sequential, start: int, end: int) -> nn.Sequential:
-    # Not model[start:end]: that calls the constructor of the model's class, which may be a user's with other arguments.
+    # not model[start:end]: that calls the constructor of the model's class, which may be a user's with other arguments
     stage = nn.Sequential(OrderedDict(list(model._modules.items())[start:end]))
     stage.training = model.training
     return stage
-
-
-def _name(i: int, block: nn.Module) -> str:
-    return f"block {i} ({type(block).__name__})"
-
-
-def _check_sequential(model: nn.Sequential) -> None:
-    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
-        flaw = "has a forward of its own" if isinstance(model, nn.Sequential) else "is not an nn.Sequential"
-        raise InputError(
-            f"the model ({type(model).__name__}) {flaw}: write it as nn.Sequential(*blocks), the blocks in the "
-            "order they run in"
-        )
-
-
-def _check_example(example: Tensor) -> None:
-    if not isinstance(example, Tensor) or example.dim() == 0 or len(example) == 0:
-        raise InputError("the example is no batch: give a tensor of at least one input, samples along dimension 0")
 
 
 def _check_count(stages: int, blocks: int) -> int:
@@ -337,11 +191,11 @@ def _check_tied(model: nn.Sequential, cuts: tuple[int, ...]) -> None:
     first: dict[Tensor, tuple[int, str]] = {}
     for i, (key, block) in enumerate(model._modules.items()):
         assert block is not None
-        for name, parameter in block.named_parameters():
-            j, shared = first.setdefault(parameter, (i, f"{key}.{name}"))
+        for weight, parameter in block.named_parameters():
+            j, shared = first.setdefault(parameter, (i, f"{key}.{weight}"))
             if bisect_right(cuts, j) != bisect_right(cuts, i):
                 raise InputError(
-                    f"{_name(j, model[j])} and {_name(i, block)} share the parameter {shared!r} across a cut: "
+                    f"{name(j, model[j])} and {name(i, block)} share the parameter {shared!r} across a cut: "
                     "move the cut so that both are in one stage, or use another K"
                 )
 
@@ -349,11 +203,11 @@ def _check_tied(model: nn.Sequential, cuts: tuple[int, ...]) -> None:
 def _check_state(i: int, block: nn.Module, output: Tensor, samples: int) -> None:
     if not output.is_floating_point():
         raise InputError(
-            f"{_name(i, block)} returns {output.dtype} at a cut, and a state needs gradients: cut behind the "
+            f"{name(i, block)} returns {output.dtype} at a cut, and a state needs gradients: cut behind the "
             "next block that returns floating point numbers"
         )
     if output.dim() == 0 or len(output) != samples:
         raise InputError(
-            f"{_name(i, block)} returns the shape {tuple(output.shape)} for {samples} samples at a cut: keep the "
+            f"{name(i, block)} returns the shape {tuple(output.shape)} for {samples} samples at a cut: keep the "
             "samples along dimension 0, or cut elsewhere"
         )

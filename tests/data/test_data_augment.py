@@ -77,26 +77,11 @@ def test_the_originals_are_left_as_they_are() -> None:
     assert torch.equal(images, before)
 
 
-def test_nothing_is_changed_without_padding_and_flips() -> None:
-    images = noise(8)
-    assert torch.equal(crop_and_flip(images, generator(), pad=0, flip=False), images)
-
-
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_gpu_makes_the_same_images_as_the_cpu() -> None:
     images = noise(32)
     assert torch.equal(crop_and_flip(images.cuda(), generator()).cpu(), crop_and_flip(images, generator()))
-
-
-def test_normalised_images_have_zero_mean_and_unit_deviation() -> None:
-    images = noise(64)
-    pixels = images.double() / 255
-    mean, std = pixels.mean((0, 2, 3)).tolist(), pixels.std((0, 2, 3)).tolist()
-    result = normalise(images, mean, std)
-    assert result.dtype == torch.float32
-    assert torch.allclose(result.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
-    assert torch.allclose(result.std((0, 2, 3)), torch.ones(3), atol=1e-5)
 
 
 def test_normalise_is_the_formula_in_every_channel() -> None:
@@ -130,12 +115,6 @@ def test_expand_keeps_the_originals_and_adds_copies_with_their_labels() -> None:
     for copy in (1, 2):
         drawn(split.inputs, grown.inputs[10 * copy : 10 * (copy + 1)], 4, True)
     assert not torch.equal(grown.inputs[10:20], grown.inputs[20:])
-
-
-def test_expand_is_fixed_by_its_seed_and_a_larger_ratio_only_adds() -> None:
-    split = Split(noise(10), torch.arange(10))
-    assert torch.equal(expand(split, 1, seed=5).inputs, expand(split, 2, seed=5).inputs[:20])
-    assert not torch.equal(expand(split, 1, seed=5).inputs, expand(split, 1, seed=6).inputs)
 
 
 def test_expand_works_through_more_images_than_it_takes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

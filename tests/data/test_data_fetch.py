@@ -3,7 +3,6 @@
 import hashlib
 import importlib
 import io
-import os
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -116,28 +115,6 @@ def test_fetched_mnist_can_be_loaded(tmp_path: Path, monkeypatch, server: Server
     assert len(everything_in(tmp_path / "data" / "MNIST" / "raw")) == 4
 
 
-def test_only_what_is_missing_of_mnist_is_fetched(tmp_path: Path, monkeypatch, server: Server) -> None:
-    write_mnist(tmp_path / "MNIST/raw", compressed=True)
-    raw = tmp_path / "MNIST/raw"
-    publish(monkeypatch, server, "mnist", {path.name: path.read_bytes() for path in raw.iterdir()})
-    (raw / "t10k-labels-idx1-ubyte.gz").unlink()
-    fetch("mnist", tmp_path, quiet, server.url)
-    assert server.asked == ["t10k-labels-idx1-ubyte.gz"]
-
-
-def test_what_is_there_is_not_fetched_again(tmp_path: Path, cifar10: Server) -> None:
-    write_cifar10_python(tmp_path / "data" / FOLDER)
-    fetch("cifar10", tmp_path / "data", quiet, cifar10.url)
-    assert cifar10.asked == []
-
-
-def test_a_damaged_set_is_whole_after_the_file_is_deleted_and_fetched_again(tmp_path: Path, cifar10: Server) -> None:
-    fetch("cifar10", tmp_path / "data", quiet, cifar10.url)
-    (tmp_path / "data" / FOLDER / "data_batch_2").unlink()
-    fetch("cifar10", tmp_path / "data", quiet, cifar10.url)
-    assert len(load("cifar10", tmp_path / "data").train) == 15
-
-
 def test_an_archive_put_there_by_hand_is_used_and_kept(tmp_path: Path, cifar10: Server) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / ARCHIVE).write_bytes(cifar10.files[ARCHIVE])
@@ -145,13 +122,6 @@ def test_an_archive_put_there_by_hand_is_used_and_kept(tmp_path: Path, cifar10: 
     assert cifar10.asked == []
     assert len(load("cifar10", tmp_path / "data").train) == 15
     assert (tmp_path / "data" / ARCHIVE).exists()
-
-
-@pytest.mark.parametrize("name", ["digits", "synthetic"])
-def test_embedded_data_needs_no_fetching(tmp_path: Path, server: Server, name: str) -> None:
-    fetch(name, tmp_path / "data", quiet, server.url)
-    assert server.asked == []
-    assert not (tmp_path / "data").exists()
 
 
 def test_progress_is_told_from_the_first_byte_to_the_last(tmp_path: Path, monkeypatch, cifar10: Server) -> None:
@@ -164,14 +134,6 @@ def test_progress_is_told_from_the_first_byte_to_the_last(tmp_path: Path, monkey
     counts = [done for _, done, _ in told]
     assert counts == sorted(counts)
     assert len(counts) > 10
-
-
-def test_a_server_that_does_not_say_the_length_is_fine(tmp_path: Path, cifar10: Server) -> None:
-    cifar10.with_length = False
-    told: list[int | None] = []
-    fetch("cifar10", tmp_path / "data", lambda _name, _done, total: told.append(total), cifar10.url)
-    assert set(told) == {None}
-    assert len(load("cifar10", tmp_path / "data").train) == 15
 
 
 def test_a_wrong_checksum_leaves_nothing_behind(tmp_path: Path, cifar10: Server) -> None:
@@ -202,19 +164,6 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path, cifar10: Server) 
     assert everything_in(tmp_path / "data") == []
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path, cifar10: Server) -> None:
-    cifar10.files.clear()
-    with pytest.raises(InputError, match=f"{cifar10.url}/{ARCHIVE}: the server answers 404"):
-        fetch("cifar10", tmp_path / "data", quiet, cifar10.url)
-    assert everything_in(tmp_path / "data") == []
-
-
-def test_a_server_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with pytest.raises(InputError, match=r"http://127.0.0.1:9/.*the connection failed"):
-        fetch("cifar10", tmp_path / "data", quiet, "http://127.0.0.1:9")
-
-
 @pytest.mark.parametrize("address", ["file:///etc", "mirror.example.org", "ftp://mirror.example.org"])
 def test_an_address_that_is_not_of_the_web_is_refused(tmp_path: Path, address: str) -> None:
     with pytest.raises(InputError, match="begins with https:// or http://"):
@@ -225,11 +174,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, cifar10: Serve
     (tmp_path / "data").write_text("a file in the way")
     with pytest.raises(InputError, match=f"{tmp_path / 'data'}.*cannot be written"):
         fetch("cifar10", tmp_path / "data", quiet, cifar10.url)
-
-
-def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="write one of digits"):
-        fetch("imagenet", tmp_path, quiet)
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
@@ -275,12 +219,3 @@ def test_a_broken_archive_is_refused_and_no_half_file_has_a_final_name(tmp_path:
         unpack(archive, tmp_path / "data", FOLDER)
     for path in (tmp_path / "data").rglob("*batch*"):
         assert path.read_bytes() == (tmp_path / "original" / path.name).read_bytes()
-
-
-def test_fetched_files_have_the_usual_permissions(tmp_path: Path, cifar10: Server) -> None:
-    before = os.umask(0o022)
-    try:
-        fetch("cifar10", tmp_path / "data", quiet, cifar10.url)
-    finally:
-        os.umask(before)
-    assert (tmp_path / "data" / FOLDER / "test_batch").stat().st_mode & 0o777 == 0o644

@@ -1,10 +1,9 @@
 """Named data sets: every published layout is read exactly, and every broken file is named and refused."""
 
 import gzip
+import os
 import pickle
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from published_files import (
     write_mnist,
 )
 
-from parlay.data import NAMES, Synthetic, check, facts, load
+from parlay.data import Synthetic, check, facts, load
 from parlay.errors import InputError
 
 ROW = 3 * 32 * 32
@@ -81,30 +80,6 @@ def test_digits_are_split_1437_to_360_with_every_class_in_proportion() -> None:
     assert ((data.test.targets.bincount() - whole / 5).abs() < 1).all()
 
 
-def test_digits_are_split_the_same_way_every_time() -> None:
-    assert torch.equal(load("digits").test.inputs, load("digits").test.inputs)
-    assert load("digits").test.targets[:12].tolist() == [9, 2, 5, 7, 6, 9, 7, 3, 3, 3, 4, 6]
-
-
-def test_the_facts_of_digits_are_those_of_its_pixels() -> None:
-    data = load("digits")
-    pixels = data.train.inputs.float() / 255
-    assert float(pixels.mean()) == pytest.approx(data.facts.mean[0], abs=1e-4)
-    assert float(pixels.std()) == pytest.approx(data.facts.std[0], abs=1e-4)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_facts_need_no_files_and_agree_with_themselves(name: str) -> None:
-    known = facts(name)
-    assert known.shape[0] == len(known.mean) == len(known.std)
-    assert known.augment == name.startswith("cifar")
-
-
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match="'cifar': write one of digits, mnist, cifar10, cifar100, synthetic"):
-        load("cifar")
-
-
 def test_synthetic_images_have_the_asked_shape_and_classes() -> None:
     asked = Synthetic(shape=(2, 5, 7), classes=3, train_size=11, test_size=4)
     data = load("synthetic", synthetic=asked)
@@ -112,22 +87,6 @@ def test_synthetic_images_have_the_asked_shape_and_classes() -> None:
     assert data.train.inputs.dtype == torch.uint8
     assert sorted(data.train.targets.tolist()) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
     assert data.facts == facts("synthetic", asked)
-
-
-def test_synthetic_images_follow_their_seed_and_the_sets_are_independent() -> None:
-    def made(**changes: int) -> torch.Tensor:
-        return load("synthetic", synthetic=Synthetic(**{"train_size": 16, "test_size": 8, **changes})).test.inputs
-
-    assert torch.equal(made(), made(train_size=32))
-    assert not torch.equal(made(), made(seed=1))
-
-
-def test_synthetic_classes_can_be_told_apart_in_unseen_images() -> None:
-    data = load("synthetic", synthetic=Synthetic(shape=(1, 8, 8), classes=4, train_size=200, test_size=100))
-    train, test = data.train.inputs.flatten(1).float(), data.test.inputs.flatten(1).float()
-    centres = torch.stack([train[data.train.targets == c].mean(0) for c in range(4)])
-    nearest = torch.cdist(test, centres).argmin(1)
-    assert float((nearest == data.test.targets).float().mean()) > 0.9
 
 
 @pytest.mark.parametrize("wrong", [{"shape": (3, 0, 4)}, {"shape": (3, 4)}, {"classes": 0}, {"train_size": 0}])
@@ -151,13 +110,6 @@ def test_one_missing_file_is_named(tmp_path: Path) -> None:
         load("cifar10", tmp_path)
 
 
-def test_a_complete_binary_set_is_read_beside_an_incomplete_python_one(tmp_path: Path) -> None:
-    write_cifar10_python(tmp_path / "cifar-10-batches-py")
-    (tmp_path / "cifar-10-batches-py" / "test_batch").unlink()
-    rows, _ = write_cifar10_binary(tmp_path / "cifar-10-batches-bin")
-    assert torch.equal(load("cifar10", tmp_path).train.inputs.reshape(-1, ROW), torch.from_numpy(rows))
-
-
 LABELS = "train-labels-idx1-ubyte"
 IMAGES = "train-images-idx3-ubyte"
 
@@ -172,7 +124,7 @@ IMAGES = "train-images-idx3-ubyte"
         (IMAGES, b"\0\0\x0d\3" + idx(images(6, 28, 28))[4:], "not an IDX file"),
         (IMAGES, idx(images(6, 20, 20)), "20 x 20, not 28 x 28"),
         (IMAGES, idx(images(0, 28, 28)), "no samples"),
-        (IMAGES, struct.pack(">HBB3I", 0, 8, 3, *[2**32 - 1] * 3) + b"x", "cut short"),
+        (IMAGES, struct.pack(">HBB3I", 0, 8, 3, *[2**32 - 1] * 3) + b"x", "more than 268,435,456"),
         (IMAGES, idx(images(5, 28, 28)), "5 images, but 6 labels"),
         (LABELS, idx(np.array([0, 1, 2, 3, 4, 10])), "label 10 is out of range 0..9"),
         (LABELS, idx(images(6, 28, 28)), "not an IDX file of bytes in 1 dimensions"),
@@ -188,6 +140,22 @@ def test_a_malformed_idx_file_is_named_and_refused(tmp_path: Path, file, content
     assert says in str(refused.value)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_compressed_file_that_is_honest_about_holding_gigabytes_is_not_read(tmp_path: Path) -> None:
+    write_mnist(tmp_path, compressed=True)
+    path = tmp_path / f"{IMAGES}.gz"
+    header = struct.pack(">HBB3I", 0, 8, 3, 3_000_000, 28, 28)
+    path.write_bytes(gzip.compress(header) + 40 * gzip.compress(bytes(1 << 20)))
+    with pytest.raises(InputError, match=r"says 2,352,000,000 bytes .3000000 x 28 x 28., more than"):
+        load("mnist", tmp_path)
+
+
+def test_a_file_larger_than_any_published_one_is_not_read(tmp_path: Path) -> None:
+    write_cifar10_binary(tmp_path)
+    os.truncate(tmp_path / "data_batch_2.bin", 1 << 40)  # a file with a hole takes no space
+    with pytest.raises(InputError, match=r"data_batch_2.bin: has 1,099,511,627,776 bytes, more than"):
+        load("cifar10", tmp_path)
 
 
 @pytest.mark.parametrize("damage", [lambda whole: whole[:-20], lambda _: b"plain text", lambda _: b""])
@@ -255,13 +223,3 @@ def test_check_says_in_one_line_what_was_found(tmp_path: Path) -> None:
     assert check("digits", tmp_path) == (
         "digits: 1437 training and 360 test images of 1 x 8 x 8, 10 classes, no files needed"
     )
-
-
-def test_check_refuses_what_load_refuses(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="parlay data fetch mnist"):
-        check("mnist", tmp_path)
-
-
-def test_importing_the_room_does_not_import_scikit_learn() -> None:
-    program = "import parlay.data, sys; sys.exit('sklearn' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -21,8 +21,8 @@ STEPS, ROWS = 64, 8
 
 
 def methods() -> dict[str, tuple[Any, int]]:
-    from parlay import AugmentedLagrangian, Penalty
-    from parlay.coupling import Local, Replay
+
+    from parlay import AugmentedLagrangian, Local, Penalty, Replay
 
     made = {"al": AugmentedLagrangian, "penalty": Penalty, "replay": Replay, "local": Local}
     return {f"{name}, K = {k}": (make(), k) for name, make in made.items() for k in (2, 3, 6)}
@@ -31,20 +31,19 @@ def methods() -> dict[str, tuple[Any, int]]:
 def counted(method: Any, stages: int, phase: str = "parallel") -> dict[str, float]:
     """Of one step, in the mean; graphs are those of the whole run."""
     import problems
+    from parlay.link.states import StateLink
     from rehearsal import Rehearsal
-    from rehearsed import make, on, steps
+    from rehearsed import making, steps
 
     data = problems.images(ROWS * 16)
     with tempfile.TemporaryDirectory() as folder, Rehearsal("earliest") as lanes:
-        with Rehearsal.aside():
-            eager = make(method, stages, data, Path(folder), model=problems.with_norm)
-        with lanes.main:
-            running = on(lanes, eager, ROWS)
+        running = making(method, stages, data, Path(folder), model=problems.with_norm, batch_size=ROWS)(lanes)
         own = steps(ROWS * 16, 6)
         step = running.parallel_step if phase == "parallel" else running.serial_step
-        for interface in running.interfaces:
-            interface.filled = True
-            interface.mean_square.fill_(1.0)
+        for link in running.own.links:
+            if isinstance(link, StateLink):
+                link.filled = True
+                link.s2.fill_(1.0)
         for batch in own[:32]:
             step(batch)
         before = asdict(lanes.counts)

@@ -52,7 +52,7 @@ RUNS = {
     "replay-k2": f"{DIGITS} --method replay --schedule parallel --stages 2",
     "replay-k3": f"{DIGITS} --method replay --schedule parallel",
     "replay-hybrid-augmented": f"{DIGITS} --method replay --schedule alternate:2:1 --epochs 4 --augment random",
-    "replay-corrected": f"{DIGITS} --method replay --schedule parallel --predict 0.5 --compensate 0.5 --shrink 0.7",
+    "replay-predicted": f"{DIGITS} --method replay --schedule parallel --predict 0.5",
     "replay-bfloat16": f"{DIGITS} --method replay --schedule parallel --precision bfloat16",
     "replay-fewer-batches-than-lag": f"{TINY} --method replay --schedule parallel --stages 6 --epochs 2",
     "delayed": f"{DIGITS} --method delayed --schedule parallel",
@@ -101,9 +101,9 @@ def _interrupted(words: list[str], out: Path) -> None:
     import os
     import signal
 
-    from parlay.engines import in_process
+    from parlay.engine.engine import Engine
 
-    real, steps = in_process.InProcess.parallel_step, []
+    real, steps = Engine.parallel_step, []
 
     def stopping(self: object, *given: object, **named: object) -> object:
         steps.append(1)
@@ -111,11 +111,11 @@ def _interrupted(words: list[str], out: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(self, *given, **named)  # type: ignore[arg-type]
 
-    in_process.InProcess.parallel_step = stopping  # type: ignore[method-assign,assignment]
+    Engine.parallel_step = stopping  # type: ignore[method-assign,assignment]
     try:
         _parlay("train", *words, "--out", str(out), ends=1)
     finally:
-        in_process.InProcess.parallel_step = real  # type: ignore[method-assign]
+        Engine.parallel_step = real  # type: ignore[method-assign]
 
 
 def _parlay(*words: str, ends: int = 0) -> None:

@@ -1,51 +1,47 @@
 """`parlay bench`: time per step of several ways to train the same network, side by side in one run.
 
-core      systems, rounds, rows: the frame           table     rows for people
-cpu       which systems there are on CPU cores       cuda      and on GPUs
-gang      processes that sleep until timed           workers   what each of them does in a step
+core       systems, rounds, results: the frame       table     results for people
+cpu        which systems there are on CPU cores      cuda      and on GPUs
+processes  a pool of them, asleep until timed        workers   what each of them does in a step
+side_by_side  what stages and their messages take, for a plan
 """
 
 from __future__ import annotations
 
 import platform
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from parlay.bench.core import Problem, Row, Say, best, interleaved
+from parlay import methods
+from parlay.bench.core import Problem, Result, Say, best, interleaved
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
-from parlay.recipe import STREAMING, Recipe
 
 DEFAULTS: dict[str, Any] = {"dataset": "cifar10", "stages": 2, "partition": "cost"}
 """Where the benchmark differs from training: photographs, which need not lie on the disk, and stages cut by cost."""
 
 
-class Found(NamedTuple):
+class BenchResult(NamedTuple):
     recipe: Recipe
     """With everything that was measured or filled in."""
-    rows: list[Row]
+    rows: list[Result]
 
 
-def run(recipe: Recipe, rounds: int, steps: int, say: Say, whole: bool = False) -> Found:
+def run(recipe: Recipe, rounds: int, steps: int, say: Say, whole: bool = False) -> BenchResult:
     """Time all systems of the recipe's device; `whole`: and serial training compiled in one piece, on a GPU."""
-    if recipe.method in STREAMING:
+    if methods.streams(recipe.method):
         raise InputError("bench times streaming methods beside the others anyway: write method al or penalty")
     kind = _device(recipe)
-    if find_spec(f"parlay.bench.{kind}") is None:
+    if kind not in ("cpu", "cuda"):
         raise InputError(f"there is no benchmark on {kind}: write --device cpu")
-    if whole and kind != "cuda":
-        raise InputError(f"nothing is compiled on {kind}: leave --whole out, or write --device cuda")
-    place = import_module(f"parlay.bench.{kind}")
-    partition, recipe = recipe.partition, place.resolved(recipe)
-    more = {"whole": True} if whole else {}
-    systems = place.systems(recipe, partition, say, **more)
+    recipe, systems = import_module(f"parlay.bench.{kind}").systems(recipe, say, whole)
     try:
         rows = interleaved(systems, Problem(recipe.model, recipe.batch_size), rounds, steps, say)
     finally:
         for system in systems:
             system.close()
-    return Found(recipe, best(rows))
+    return BenchResult(recipe, best(rows))
 
 
 def devices(recipe: Recipe) -> list[str]:
@@ -65,6 +61,6 @@ def processor() -> str:
 
 
 def _device(recipe: Recipe) -> str:
-    from parlay.trainer import spread
+    from parlay.stage.precision import chosen_device
 
-    return str(spread(recipe.device, 1)[0].type)
+    return str(chosen_device(recipe.device).type)

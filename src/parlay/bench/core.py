@@ -1,9 +1,7 @@
-"""The frame of a benchmark: systems that can be timed, rounds that time them in turn, rows that say what was seen.
-
-In: anything that is a `Timed`. Out: `Row`s, one JSON object, a table and plain sentences. No torch in this module.
+"""The frame of a benchmark: systems that are timed in turn, and what was seen of each. No torch in this module.
 
 Machines have slow moments, and a ratio of two times that were taken minutes apart measures those too. So every round
-times every system once, a ratio is taken inside its round, and the median over the rounds is told with its quartiles.
+times every system once, a ratio is taken inside its round, and the median over the rounds is given with its quartiles.
 
 A speed-up is one of the same work: serial training's time per sample trained over that of the system. In the red-black
 order a stage trains on half of the samples of a step, so that its ratio of step times is twice as large.
@@ -15,21 +13,16 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from parlay.errors import InputError
-
-SERIAL = "serial"
-"""The system that all others are held against."""
-LAYER_PARALLEL = "layer-parallel"
-DATA_PARALLEL = "data-parallel"
+SERIAL, LAYER_PARALLEL, DATA_PARALLEL = "serial", "layer-parallel", "data-parallel"
 MARGIN = 0.02  # of a ratio: two systems closer than this count as equal
 
 Say = Callable[[str], None]
 
 
-class Timed(ABC):
-    """One system on one problem. Nothing of it may run while another one is timed."""
+class System(ABC):
+    """One way to train, on one problem. Nothing of it may run while another one is timed."""
 
     system: str
     stages: int
@@ -52,214 +45,180 @@ class Timed(ABC):
         """Give back what it holds: processes, memory. Called once, also after a failure."""
         return
 
+    @property
+    def label(self) -> str:
+        return f"{self.system} ({self.note})" if self.note else self.system
 
-@dataclass(frozen=True)
-class Problem:
+
+class Problem(NamedTuple):
     """What all rows of a table have in common."""
 
     model: str
     batch_size: int
 
+    def __str__(self) -> str:
+        return f"{self.model}, batch {self.batch_size}"
+
 
 @dataclass(frozen=True)
-class Row:
-    """One system: medians over the rounds, quartiles as `low` and `high`. Ratios are taken round by round."""
+class Result:
+    """What was seen of one system."""
 
     system: str
     stages: int
-    model: str
-    batch_size: int
-    step_ms: float
-    step_ms_low: float
-    step_ms_high: float
-    speedup: float | None
-    """By time per sample trained, over the fastest baseline: the row `serial` where there is only one, None without."""
-    speedup_low: float | None
-    speedup_high: float | None
-    note: str = ""
-    seconds: tuple[float, ...] = ()
+    problem: Problem
+    seconds: tuple[float, ...]
     """Of a step, round by round."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    speedups: tuple[float, ...] = ()
+    """By time per sample trained, over the fastest baseline, round by round; none where there is no baseline."""
+    note: str = ""
     samples: float | None = None
-    """Samples of a step that each block is trained on; None: the whole batch."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def step_ms(self) -> float:
+        return 1000 * statistics.median(self.seconds)
+
+    @property
+    def speedup(self) -> float | None:
+        return statistics.median(self.speedups) if self.speedups else None
 
     @property
     def samples_per_step(self) -> float:
-        return self.batch_size if self.samples is None else self.samples
+        return self.problem.batch_size if self.samples is None else self.samples
 
     @property
     def share(self) -> float:
         """Of the batch, the part that each block is trained on."""
-        return self.samples_per_step / self.batch_size
+        return self.samples_per_step / self.problem.batch_size
 
     @property
     def sample_us(self) -> float:
         """Microseconds per sample trained."""
         return 1000 * self.step_ms / self.samples_per_step
 
-    def per_step(self, speedup: float | None) -> float | None:
+    @property
+    def speedup_per_step(self) -> float | None:
         """The same speed-up as a ratio of step times. It is of less work where the share is below 1."""
-        return None if speedup is None else speedup / self.share
+        return self.speedup / self.share if self.speedup is not None else None
 
     def json(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in _NAMES}
-        work = {"samples_per_step": self.samples_per_step, "sample_us": self.sample_us}
-        ratio = {"speedup_per_step": self.per_step(self.speedup)}
-        return {**own, **work, **ratio, "round_ms": [1000 * value for value in self.seconds], **self.extra}
+        low, _, high = quartiles(self.seconds)
+        slow, _, fast = quartiles(self.speedups) if self.speedups else (None, None, None)
+        return {
+            "system": self.system,
+            "stages": self.stages,
+            **self.problem._asdict(),
+            "step_ms": self.step_ms,
+            "step_ms_low": 1000 * low,
+            "step_ms_high": 1000 * high,
+            "speedup": self.speedup,
+            "speedup_low": slow,
+            "speedup_high": fast,
+            "note": self.note,
+            "samples_per_step": self.samples_per_step,
+            "sample_us": self.sample_us,
+            "speedup_per_step": self.speedup_per_step,
+            "round_ms": [1000 * value for value in self.seconds],
+            **self.extra,
+        }
 
 
-_NAMES = (
-    *("system", "stages", "model", "batch_size", "step_ms", "step_ms_low", "step_ms_high"),
-    *("speedup", "speedup_low", "speedup_high", "note"),
-)
-
-
-def interleaved(systems: Sequence[Timed], problem: Problem, rounds: int, steps: int, say: Say) -> list[Row]:
-    """Every round times every system once, each round beginning with another one. One row per system, in their order.
+def interleaved(systems: Sequence[System], problem: Problem, rounds: int, steps: int, say: Say) -> list[Result]:
+    """Every round times every system once, each round beginning with another one. One result per system, in order.
 
     A first round, not counted, warms all of them up.
     """
-    if rounds < 1 or steps < 1:
-        raise InputError(f"{rounds} rounds of {steps} steps measure nothing: write at least 1 of each")
-    if not systems:
-        raise InputError("there is nothing to time: name at least one system")
-    seconds: list[list[float]] = [[] for _ in systems]
     for system in systems:
-        say(f"warming up {_label(system)}")
+        say(f"warming up {system.label}")
         system.time(1)
+    seconds: list[list[float]] = [[] for _ in systems]
     for turn in range(rounds):
-        for i in _rotated(len(systems), turn):
-            say(f"round {turn + 1} of {rounds}: {_label(systems[i])}")
+        for n in range(len(systems)):
+            i = (n + turn) % len(systems)
+            say(f"round {turn + 1} of {rounds}: {systems[i].label}")
             seconds[i].append(systems[i].time(steps) / steps)
-    bases = [t for s, t in zip(systems, seconds, strict=True) if s.baseline or s.system == SERIAL]
-    base = min(bases, key=statistics.median, default=None)
-    return [_row(system, problem, times, base) for system, times in zip(systems, seconds, strict=True)]
+    bases = [times for s, times in zip(systems, seconds, strict=True) if s.baseline or s.system == SERIAL]
+    base = min(bases, key=statistics.median, default=[])
+    return [_result(system, problem, times, base) for system, times in zip(systems, seconds, strict=True)]
 
 
-def baseline(rows: Sequence[Row]) -> Row | None:
-    """The row that all speed-ups are over: its own is 1 in every round."""
-    return next((row for row in rows if row.speedup_low == row.speedup == row.speedup_high == 1), None)
+def _result(system: System, problem: Problem, times: Sequence[float], base: Sequence[float]) -> Result:
+    share = 1.0 if system.samples is None else system.samples / problem.batch_size
+    ratios = tuple(share * b / t for b, t in zip(base, times, strict=False))
+    about = system.note, system.samples, system.extra()
+    return Result(system.system, system.stages, problem, tuple(times), ratios, *about)
 
 
-def best(rows: Sequence[Row]) -> list[Row]:
-    """Of several rows of one system and problem (a pipeline at several M) the fastest, which names the others."""
-    found: list[Row] = []
-    for row in rows:
-        same = [other for other in rows if _key(other) == _key(row)]
-        if row is not same[0]:
-            continue
-        winner = min(same, key=lambda other: other.step_ms)
-        tried = {other.note: other.step_ms for other in same}
-        found.append(_with_extra(winner, {"tried_step_ms": tried}) if len(same) > 1 else winner)
-    return found
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile; of a single value, that value three times."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
+    return low, middle, high
 
 
-def as_json(rows: Sequence[Row], environment: Mapping[str, Any], command: str, **more: Any) -> dict[str, Any]:
+def baseline(results: Sequence[Result]) -> Result | None:
+    """The one that all speed-ups are over: its own is 1 in every round."""
+    return next((one for one in results if set(one.speedups) == {1.0}), None)
+
+
+def best(results: Sequence[Result]) -> list[Result]:
+    """Of several of one system and problem (a pipeline at several M) the fastest, which names the others."""
+    groups: dict[tuple[str, int, Problem], list[Result]] = {}
+    for one in results:
+        groups.setdefault((one.system, one.stages, one.problem), []).append(one)
+    return [_fastest(group) if len(group) > 1 else group[0] for group in groups.values()]
+
+
+def _fastest(group: Sequence[Result]) -> Result:
+    found = min(group, key=lambda one: one.step_ms)
+    return replace(found, extra={**found.extra, "tried_step_ms": {one.note: one.step_ms for one in group}})
+
+
+def as_json(results: Sequence[Result], environment: Mapping[str, Any], command: str, **more: Any) -> dict[str, Any]:
     """The object of `parlay bench --json`."""
-    base = baseline(rows)
+    base = baseline(results)
     return {
-        "rows": [row.json() for row in rows],
+        "rows": [one.json() for one in results],
         "baseline": base.system if base is not None else None,
         "speedup_of": "time per sample trained",
-        "says": sentences(rows),
+        "says": sentences(results),
         **more,
         "environment": dict(environment),
         "command": command,
     }
 
 
-def sentences(rows: Sequence[Row]) -> list[str]:
+def sentences(results: Sequence[Result]) -> list[str]:
     """What the numbers say against layer-parallel training, plainly, and which of them are of less work per step."""
-    told = []
-    for problem in dict.fromkeys((row.model, row.batch_size) for row in rows):
-        here = [row for row in rows if (row.model, row.batch_size) == problem]
-        ours = [row for row in here if row.system == LAYER_PARALLEL]
-        where = f"{problem[0]}, batch {problem[1]}"
-        less = [row for row in here if row.share < 1]
+    found = []
+    for problem in dict.fromkeys(one.problem for one in results):
+        here = [one for one in results if one.problem == problem]
+        less = [one for one in here if one.share < 1]
         if less:
-            names = ", ".join(dict.fromkeys(row.system for row in less))
-            told.append(
-                f"{where}: each stage trains on {less[0].samples_per_step:g} of {problem[1]} samples in a step "
-                f"({names}). Speed-ups are by time per sample trained."
+            found.append(
+                f"{problem}: each stage trains on {less[0].samples_per_step:g} of {problem.batch_size} samples in a "
+                f"step ({', '.join(dict.fromkeys(one.system for one in less))}). "
+                "Speed-ups are by time per sample trained."
             )
-        told += [sentence for row in ours for sentence in _against(row, here, where)]
-    return told
+        for ours in (one for one in here if one.system == LAYER_PARALLEL):
+            for other in here:
+                ratio = _ratio(other, ours)
+                if ratio < 1 - MARGIN and other.system.startswith((SERIAL, "pipeline", DATA_PARALLEL)):
+                    found.append(f"{problem}: {_against(other.system, ours.stages, ratio)}")
+    return found
 
 
-def _against(ours: Row, here: Sequence[Row], where: str) -> list[str]:
-    told = []
-    for other in here:
-        ratio = _ratio(other, ours)
-        if other.system == SERIAL and ratio < 1 - MARGIN:
-            told.append(
-                f"{where}: layer-parallel on {ours.stages} stages is slower than serial training "
-                f"({ratio:.2f} times its speed). Train serially here."
-            )
-        elif other.system == DATA_PARALLEL and ratio < 1 - MARGIN:
-            told.append(
-                f"{where}: data-parallel is {1 / ratio:.2f} times as fast as layer-parallel on {ours.stages} devices. "
-                "Take data-parallel training (DDP) here."
-            )
-        elif other.system not in (SERIAL, DATA_PARALLEL) and _is_baseline(other) and ratio < 1 - MARGIN:
-            told.append(f"{where}: {other.system} is {1 / ratio:.2f} times as fast as layer-parallel.")
-    return told
+def _against(other: str, stages: int, ratio: float) -> str:
+    if other == SERIAL:
+        slower = f"layer-parallel on {stages} stages is slower than serial training"
+        return f"{slower} ({ratio:.2f} times its speed). Train serially here."
+    faster = f"{other} is {1 / ratio:.2f} times as fast as layer-parallel"
+    if other == DATA_PARALLEL:
+        return f"{faster} on {stages} devices. Take data-parallel training (DDP) here."
+    return f"{faster}."
 
 
-def _is_baseline(row: Row) -> bool:
-    """Not a variant of layer-parallel training itself, nor a bound of it."""
-    return row.system.startswith(("serial", "pipeline", "data-parallel"))
-
-
-def _ratio(other: Row, ours: Row) -> float:
-    """How many times as fast as the other we are, per sample trained: round by round where both have them."""
-    work = ours.share / other.share
-    if len(other.seconds) == len(ours.seconds) and ours.seconds:
-        return work * statistics.median(a / b for a, b in zip(other.seconds, ours.seconds, strict=True))
-    return work * other.step_ms / ours.step_ms
-
-
-def _row(system: Timed, problem: Problem, times: Sequence[float], base: Sequence[float] | None) -> Row:
-    low, middle, high = quartiles(times)
-    share = 1.0 if system.samples is None else system.samples / problem.batch_size
-    ratios = [share * b / t for b, t in zip(base, times, strict=True)] if base is not None else []
-    slow, usual, fast = quartiles(ratios) if ratios else (None, None, None)
-    return Row(
-        system=system.system,
-        stages=system.stages,
-        model=problem.model,
-        batch_size=problem.batch_size,
-        step_ms=1000 * middle,
-        step_ms_low=1000 * low,
-        step_ms_high=1000 * high,
-        speedup=usual,
-        speedup_low=slow,
-        speedup_high=fast,
-        note=system.note,
-        seconds=tuple(times),
-        extra=system.extra(),
-        samples=system.samples,
-    )
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Lower quartile, median, upper quartile; of a single value, that value three times."""
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
-
-
-def _with_extra(row: Row, more: Mapping[str, Any]) -> Row:
-    return replace(row, extra={**row.extra, **more})
-
-
-def _key(row: Row) -> tuple[str, int, str, int]:
-    return row.system, row.stages, row.model, row.batch_size
-
-
-def _label(system: Timed) -> str:
-    return f"{system.system} ({system.note})" if system.note else system.system
-
-
-def _rotated(count: int, turn: int) -> list[int]:
-    return [(i + turn) % count for i in range(count)]
+def _ratio(other: Result, ours: Result) -> float:
+    """How many times as fast as the other we are, per sample trained: round by round."""
+    pairs = zip(other.seconds, ours.seconds, strict=True)
+    return ours.share / other.share * statistics.median(a / b for a, b in pairs)

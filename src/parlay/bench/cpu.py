@@ -4,35 +4,43 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from parlay import models
 from parlay.bench import workers
-from parlay.bench.core import LAYER_PARALLEL, SERIAL, Say, Timed
-from parlay.bench.gang import Gang, Ganged, Place, Worker, cores
+from parlay.bench.core import DATA_PARALLEL, LAYER_PARALLEL, SERIAL, Say, System
+from parlay.bench.processes import BenchWorker, Pool, PoolSystem, Seat, cores
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
-from parlay.memory import keep_freed_memory
-from parlay.recipe import Recipe
-from parlay.run import method_keys, set_up
+from parlay.process import keep_freed_memory
+from parlay.run.setup import set_up
 
 MICRO_BATCHES = (2, 4, 8)
 """Of the pipelines. All are timed, and the fastest one counts."""
-STREAMS = {"replay": "second forward pass", "delayed": "kept activations"}
-"""Streaming methods that are timed, and what each pays for an adjoint that comes late."""
+STREAMED = {"replay": "second forward pass", "delayed": "kept activations"}
+"""Streamed methods that are timed, and what each pays for an adjoint that comes late."""
+Work = Callable[[Recipe, Seat], BenchWorker]
 
 
 def resolved(recipe: Recipe) -> Recipe:
     """The recipe with what the benchmark fixes, and with its cuts: measured once, on one core, for all processes."""
+    check(recipe)
+    return _cut(replace(recipe, device="cpu", precision="float32", schedule="parallel", engine="auto"))
+
+
+def check(recipe: Recipe) -> None:
+    """Is it a network that the benchmark can time?"""
     if models.is_vae(recipe.model):
         raise InputError(f"bench times classifiers, and {recipe.model} is none: write --model resnet20 or another one")
-    recipe = replace(recipe, device="cpu", precision="float32", schedule="parallel", engine="auto")
     if recipe.method == "serial":
         raise InputError("bench times serial training beside the others anyway: write --method al or penalty")
+
+
+def _cut(recipe: Recipe) -> Recipe:
     with one_core():
         return set_up(recipe).recipe
 
@@ -49,61 +57,43 @@ def one_core() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def systems(recipe: Recipe, partition: str, say: Say) -> list[Timed]:
-    """All of them, started and asleep. The recipe is a resolved one; `partition` is how it was asked to be cut."""
-    k, all_threads = recipe.stages, len(cores()) or os.cpu_count() or 1
-    streams = {method: _streaming(recipe, method, partition) for method in STREAMS}
-    smaller = replace(recipe, downsample=2)
-    wanted: list[tuple[str, Callable[[Recipe, Place], Worker], Recipe, int, int]] = [
-        (SERIAL, workers.Serial, recipe, 1, 1),
-        ("serial-all-threads", workers.Serial, recipe, 1, all_threads),
-        (LAYER_PARALLEL, workers.Layers, recipe, k, 1),
-        *([("layer-parallel-ds", workers.Layers, smaller, k, 1)] if recipe.downsample == 1 else []),
-        *((method, workers.Layers, of, k, 1) for method, of in streams.items()),
-        ("stages-alone", workers.Alone, recipe, k, 1),
-        ("pipeline", workers.Pipeline, recipe, k, 1),
-        ("data-parallel", workers.Replica, recipe, k, 1),
-    ]
-    gangs: dict[str, Gang] = {}
-    try:
-        for name, worker, of, size, threads in wanted:
-            if name == "pipeline" and not _options(recipe):
-                say(f"no pipeline is timed: batch-size {recipe.batch_size} has no part for each of {k} stages")
-                continue
+def systems(asked: Recipe, say: Say, whole: bool = False) -> tuple[Recipe, list[System]]:
+    """The resolved recipe, and all of them: started and asleep."""
+    if whole:
+        raise InputError("nothing is compiled on cpu: leave --whole out, or write --device cuda")
+    recipe, found = resolved(asked), list[System]()
+    k, threads = recipe.stages, len(cores()) or os.cpu_count() or 1
+    with ExitStack() as started:
+
+        def add(name: str, work: Work, note: str, of: Recipe = recipe, size: int = k, threads: int = 1) -> None:
             say(f"starting {name}")
-            gangs[name] = Gang(name, partial(worker, of), size, threads)
-            gangs[name].ready()
-    except BaseException:
-        for gang in gangs.values():
-            gang.close()
-        raise
-    timed = {name: streams.get(name, recipe) for name in gangs}
-    return [system for name, gang in gangs.items() for system in _timed(name, gang, timed[name], all_threads)]
+            pool = Pool(name, partial(work, of), size, threads)
+            started.callback(pool.close)
+            pool.ready()
+            trained = workers.samples_per_step(of) if work in (workers.LayerParallel, workers.IsolatedStage) else None
+            ways = pipelines(of) if work is workers.Pipelined else [(name, note, None)]
+            found.extend(PoolSystem(system, pool, size, words, option, trained) for system, words, option in ways)
+
+        add(SERIAL, workers.WholeNetwork, "one core", size=1)
+        add("serial-all-threads", workers.WholeNetwork, f"{threads} threads", size=1, threads=threads)
+        add(LAYER_PARALLEL, workers.LayerParallel, f"r = {recipe.downsample}")
+        if recipe.downsample == 1:
+            add(f"{LAYER_PARALLEL}-ds", workers.LayerParallel, "r = 2", replace(recipe, downsample=2))
+        for method, what in STREAMED.items():
+            own = _cut(replace(recipe, options={}, method=method, partition=asked.partition))
+            add(method, workers.LayerParallel, f"{what}, cut at {own.partition}", own)
+        add("stages-alone", workers.IsolatedStage, "no exchange: the bound")
+        if pipelines(recipe):
+            add("pipeline", workers.Pipelined, "")
+        else:
+            say(f"no pipeline is timed: batch-size {recipe.batch_size} has no part for each of {k} stages")
+        add(DATA_PARALLEL, workers.WholeNetwork, f"DDP, {k} replicas")
+        started.pop_all()
+    return recipe, found
 
 
-def _streaming(recipe: Recipe, method: str, partition: str) -> Recipe:
-    """The same work by a streaming method, with its own defaults and cut by its own costs."""
-    keys: dict[str, Any] = dict.fromkeys(method_keys(recipe.method))
-    with one_core():
-        return set_up(replace(recipe, **keys, method=method, partition=partition)).recipe
-
-
-def _timed(name: str, gang: Gang, recipe: Recipe, all_threads: int) -> list[Timed]:
-    k = recipe.stages
-    if name == "pipeline":
-        return [Ganged(word, gang, k, f"M = {m}", (word, m)) for word, m in _options(recipe)]
-    if name == SERIAL:
-        return [Ganged(name, gang, 1, "one core")]
-    if name == "serial-all-threads":
-        return [Ganged(name, gang, 1, f"{all_threads} threads")]
-    r = {LAYER_PARALLEL: recipe.downsample, "layer-parallel-ds": 2}.get(name, 1)
-    note = {"stages-alone": "no exchange: the bound", "data-parallel": f"DDP, {k} replicas"}
-    note |= {method: f"{what}, cut at {recipe.partition}" for method, what in STREAMS.items()}
-    samples = None if name == "data-parallel" else workers.samples_per_step(recipe)
-    return [Ganged(name, gang, k, note.get(name, f"r = {r}"), samples=samples)]
-
-
-def _options(recipe: Recipe) -> list[tuple[str, int]]:
-    """Schedules and numbers of micro-batches that this batch and this number of stages allow."""
-    possible = [m for m in MICRO_BATCHES if recipe.batch_size % m == 0 and m >= recipe.stages]
-    return [(name, m) for name in workers.SCHEDULES for m in possible if recipe.batch_size // m > 1]
+def pipelines(recipe: Recipe) -> list[tuple[str, str, tuple[str, int]]]:
+    """System, note and option of those that this batch and this number of stages allow."""
+    size = recipe.batch_size
+    possible = [m for m in MICRO_BATCHES if size % m == 0 and recipe.stages <= m < size]
+    return [(name, f"M = {m}", (name, m)) for name in workers.SCHEDULES for m in possible]

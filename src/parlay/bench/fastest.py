@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from parlay.bench.core import LAYER_PARALLEL, Problem, Row, Say, interleaved
-from parlay.bench.cuda import STAGES, Engined
+from parlay.bench.core import LAYER_PARALLEL, Problem, Result, Say, interleaved
+from parlay.bench.cuda import STAGES, EngineSystem, blocks
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
-from parlay.recipe import Recipe
-from parlay.run import set_up
-from parlay.trainer import spread
+from parlay.stage.precision import chosen_device
 
 ROUNDS, STEPS = 3, 20
 
@@ -22,17 +21,17 @@ def check(recipe: Recipe) -> None:
         raise InputError("serial training is not cut: leave --stages auto out")
     if recipe.partition not in ("even", "cost"):
         raise InputError(f"the cuts {recipe.partition} fix the number of stages: leave them or --stages auto out")
-    if spread(recipe.device, 1)[0].type != "cuda":
+    if chosen_device(recipe.device).type != "cuda":
         raise InputError("--stages auto times steps on a GPU, and this run has none: write a number, as in --stages 3")
     if recipe.engine == "distributed":
         raise InputError("--stages auto is for one process: write as many stages as there are devices")
 
 
-def tried(recipe: Recipe, say: Say, rounds: int = ROUNDS, steps: int = STEPS) -> list[Row]:
-    """The timed rows, in the order of their number of stages."""
+def tried(recipe: Recipe, say: Say, rounds: int = ROUNDS, steps: int = STEPS) -> list[Result]:
+    """In the order of their number of stages."""
     recipe = replace(recipe, schedule="parallel", engine="in-process", partition="cost")
-    blocks = len(set_up(replace(recipe, stages=1, partition="even")).partition.model)
-    systems = [Engined(LAYER_PARALLEL, replace(recipe, stages=k), f"K = {k}") for k in STAGES if k <= blocks]
+    counts = [k for k in STAGES if k <= blocks(recipe)]
+    systems = [EngineSystem(LAYER_PARALLEL, replace(recipe, stages=k), f"K = {k}") for k in counts]
     try:
         return interleaved(systems, Problem(recipe.model, recipe.batch_size), rounds, steps, say)
     finally:
@@ -40,16 +39,16 @@ def tried(recipe: Recipe, say: Say, rounds: int = ROUNDS, steps: int = STEPS) ->
             system.close()
 
 
-def chosen(recipe: Recipe, rows: Sequence[Row]) -> Recipe:
+def chosen(recipe: Recipe, results: Sequence[Result]) -> Recipe:
     """The recipe with the fastest number of stages, and the cuts that were timed."""
-    best = min(rows, key=lambda row: row.step_ms)
+    best = min(results, key=lambda one: one.step_ms)
     return replace(recipe, stages=best.stages, partition=",".join(map(str, best.extra["cuts"])))
 
 
-def told(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def told(results: Sequence[Result]) -> list[dict[str, Any]]:
     """For `plan`: what was tried."""
-    return [{"stages": row.stages, "step_ms": row.step_ms, "cuts": row.extra["cuts"]} for row in rows]
+    return [{"stages": one.stages, "step_ms": one.step_ms, "cuts": one.extra["cuts"]} for one in results]
 
 
-def line(rows: Sequence[Row]) -> str:
-    return "stages auto: " + ", ".join(f"K = {row.stages} {row.step_ms:.2f} ms" for row in rows) + " a step"
+def line(results: Sequence[Result]) -> str:
+    return "stages auto: " + ", ".join(f"K = {one.stages} {one.step_ms:.2f} ms" for one in results) + " a step"

@@ -1,64 +1,64 @@
-"""Rows for people: a table, and below it what the numbers say in plain sentences."""
+"""Results for people: a table, and below it what the numbers say in plain sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from parlay.bench.core import Row, baseline, sentences
+from parlay.bench.core import Result, baseline, quartiles, sentences
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
-    table = Table(title=title(rows), title_justify="left", box=None, pad_edge=False)
-    for n, name in enumerate(columns(rows)):
-        table.add_column(name, justify="left" if n < 2 else "right", no_wrap=n == 0)
+def show(results: Sequence[Result], console: Console) -> None:
+    rows = cells(results)
+    table = Table(title=title(results), title_justify="left", box=None, pad_edge=False)
+    for n, column in enumerate(rows[0]):
+        table.add_column(column, justify="left" if n < 2 else "right", no_wrap=n == 0)
     for row in rows:
-        table.add_row(*cells(row, with_share(rows)))
+        table.add_row(*row.values())
     console.print(table)
-    for sentence in sentences(rows):
+    for sentence in sentences(results):
         console.print(sentence, markup=False)
 
 
-def title(rows: Sequence[Row]) -> str:
+def title(results: Sequence[Result]) -> str:
     """The problem, and what the speed-ups are over."""
-    first, base = rows[0], baseline(rows)
-    problem = f"{first.model}, batch {first.batch_size}"
+    problem, base = results[0].problem, baseline(results)
     if base is None:
         return f"{problem}: no serial training was timed"
     note = f" ({base.note})" if base.note else ""
     return f"{problem}: speed-up over {base.system}{note}, by time per sample trained; medians (quartiles)"
 
 
-def with_share(rows: Sequence[Row]) -> bool:
-    """Does a row train on a part of the batch? Its speed-up per step then stands beside that of the same work."""
-    return any(row.share < 1 for row in rows)
+def cells(results: Sequence[Result]) -> list[dict[str, str]]:
+    """The text of each row by column. Where some train on a part of the batch, the speed-up per step stands beside."""
+    return [_cells(one, any(other.share < 1 for other in results)) for one in results]
 
 
-def columns(rows: Sequence[Row]) -> list[str]:
-    return [
-        *("system", "", "devices", "ms a step", "µs a sample", "speed-up"),
-        *(("speed-up per step", "samples a step") if with_share(rows) else ()),
-        *("stages wait", "beyond imbalance"),
-    ]
+def _cells(one: Result, partly: bool) -> dict[str, str]:
+    found = {"system": one.system, "": one.note, "devices": str(one.stages)}
+    found["ms a step"] = _spread([1000 * value for value in one.seconds], _ms)
+    found["µs a sample"] = f"{one.sample_us:.0f}"
+    found["speed-up"] = _spread(one.speedups, _two)
+    if partly:
+        found["speed-up per step"] = _two(one.speedup_per_step) if one.speedup_per_step is not None else ""
+        found["samples a step"] = f"{one.samples_per_step:g}"
+    beyond = one.extra.get("wait_share_beyond_imbalance")
+    found["stages wait"] = ", ".join(f"{wait:.0%}" for wait in one.extra.get("wait_share", []))
+    found["beyond imbalance"] = f"{beyond:.1%}" if beyond is not None else ""
+    return found
 
 
-def cells(row: Row, share: bool = False) -> list[str]:
-    """A row as text, column by column; `share`: with those on a part of the batch."""
-    waits, beyond = row.extra.get("wait_share"), row.extra.get("wait_share_beyond_imbalance")
-    per_step = row.per_step(row.speedup)
-    return [
-        row.system,
-        row.note,
-        str(row.stages),
-        f"{_ms(row.step_ms)} ({_ms(row.step_ms_low)}–{_ms(row.step_ms_high)})",
-        f"{row.sample_us:.0f}",
-        f"{row.speedup:.2f} ({row.speedup_low:.2f}–{row.speedup_high:.2f})" if row.speedup is not None else "",
-        *((f"{per_step:.2f}" if per_step is not None else "", f"{row.samples_per_step:g}") if share else ()),
-        ", ".join(f"{wait:.0%}" for wait in waits) if waits else "",
-        f"{beyond:.1%}" if beyond is not None else "",
-    ]
+def _spread(values: Sequence[float], text: Callable[[float], str]) -> str:
+    if not values:
+        return ""
+    low, middle, high = quartiles(values)
+    return f"{text(middle)} ({text(low)}–{text(high)})"
+
+
+def _two(value: float) -> str:
+    return f"{value:.2f}"
 
 
 def _ms(value: float) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from parlay import __version__
 from parlay.cli import bench, compare, data, demo, plan, report, reproduce, train
 from parlay.cli.exits import FAILED, WRONG, OutOfMemory, say_no
-from parlay.cli.flags import Parser, check_command, refuse_word
+from parlay.cli.flags import Parser, check_command, check_paths, refuse_word
 from parlay.cli.streams import forgiving_streams
 from parlay.errors import InputError, StageLost
 
@@ -36,6 +36,7 @@ def _main(words: list[str]) -> int:
         given, unknown = parser.parse_known_args(words)
         if unknown:
             refuse_word(parser, given, unknown[0])
+        check_paths(given)
         given.line = shlex.join(["parlay", *words])
         return int(given.run(given))
     except InputError as error:
@@ -55,7 +56,7 @@ def _main(words: list[str]) -> int:
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="parlay", description="Train deep networks with their layers in parallel.", allow_abbrev=False)
+    parser = Parser(prog="parlay", description="Train deep networks with their layers in parallel.")
     parser.add_argument("--version", action="version", version=f"parlay {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:

@@ -2,11 +2,12 @@
 
 import sys
 
+from parlay import process
 from parlay.cli import main
-from parlay.launch import places, worker
+from parlay.launch import rank
 
 if __name__ == "__main__":
     code = main()
-    if places.is_worker():
-        worker.end(code)
+    if process.is_rank():
+        rank.end(code)
     sys.exit(code)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.cli.exits import FINISHED
-from parlay.cli.flags import add_command, add_json, add_recipe_flags, given_keys, recipe_keys, whole_number
+from parlay.cli.flags import add_command, add_json, add_recipe_flags, checked, given_keys, recipe_keys, whole_number
+from parlay.config.keys import check
 from parlay.errors import InputError
-from parlay.recipe import make_recipe
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands
@@ -38,17 +38,16 @@ def add(commands: Commands) -> None:
 def _bench(given: argparse.Namespace) -> int:
     from parlay import bench
 
-    recipe = make_recipe({**bench.DEFAULTS, **recipe_keys(given, None)}, given_keys(given))
+    recipe = checked({**bench.DEFAULTS, **recipe_keys(given, None)}, given_keys(given))
     for word, value in (("rounds", given.rounds), ("steps", given.steps)):
-        if value < 1:
-            raise InputError(f"{word} is {value}: write a number of at least 1")
+        check(word, value, "int", {"least": 1, "most": 1_000_000})
     file = Path(given.file) if given.file else None
     if file is not None and (file.is_dir() or not file.parent.is_dir()):
         raise InputError(f"cannot write {file}: write --out with a file in a folder that exists")
     from rich.console import Console
 
     from parlay.bench import core, table
-    from parlay.records import dumps, environment, write_json
+    from parlay.run.records import dumps, environment, write_json
 
     console, load = Console(stderr=True, highlight=False), os.getloadavg()[0]
     with console.status("") as status:

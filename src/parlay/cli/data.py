@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from parlay.cli.exits import FINISHED
 from parlay.cli.flags import add_command, add_json
+from parlay.config.datasets import DATASETS, FACTS
+from parlay.config.keys import nearest, said
 from parlay.errors import InputError
-from parlay.recipe import DATASETS, nearest
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands
@@ -27,52 +29,52 @@ def add(commands: Commands) -> None:
 def _data(given: argparse.Namespace) -> int:
     doings = {"list": _data_list, "fetch": _data_fetch, "check": _data_check}
     if given.what not in doings:
-        raise InputError(f"unknown word '{given.what}': write parlay data {nearest(given.what, doings)}")
+        raise InputError(f"unknown word '{said(given.what)}': write parlay data {nearest(given.what, doings)}")
     return doings[given.what](given)
 
 
 def _data_list(given: argparse.Namespace) -> int:
-    from parlay import data
-    from parlay.records import dumps
-
-    rows = {name: data.facts(name) for name in DATASETS}
     if given.json:
-        print(
-            dumps(
-                {
-                    name: {"shape": f.shape, "classes": f.classes, "train": f.train_size, "test": f.test_size}
-                    for name, f in rows.items()
-                }
-            )
-        )
+        sizes = {
+            name: {"shape": f.shape, "classes": f.classes, "train": f.train_size, "test": f.test_size}
+            for name, f in FACTS.items()
+        }
+        print(json.dumps(sizes))
         return FINISHED
-    for name, f in rows.items():
+    for name, f in FACTS.items():
         shape = "x".join(map(str, f.shape))
-        sizes = f"{f.train_size:>6} training and {f.test_size:>6} test samples"
-        print(f"{name:<10} {sizes}, {shape:<8}, {f.classes:>3} classes")
+        how_many = f"{f.train_size:>6} training and {f.test_size:>6} test samples"
+        print(f"{name:<10} {how_many}, {shape:<8}, {f.classes:>3} classes")
     return FINISHED
 
 
 def _data_fetch(given: argparse.Namespace) -> int:
+    names = _names(given)
     from parlay import data
 
-    for name in given.names or _missing_names():
+    for name in names:
         data.fetch(name, Path(given.data_dir), _show_bytes)
         print(data.check(name, Path(given.data_dir)))
     return FINISHED
 
 
 def _data_check(given: argparse.Namespace) -> int:
+    names = _names(given)
     from parlay import data
-    from parlay.records import dumps
 
-    found = {name: data.check(name, Path(given.data_dir)) for name in given.names or _missing_names()}
-    print(dumps(found) if given.json else "\n".join(found.values()))
+    found = {name: data.check(name, Path(given.data_dir)) for name in names}
+    print(json.dumps(found) if given.json else "\n".join(found.values()))
     return FINISHED
 
 
-def _missing_names() -> NoReturn:
-    raise InputError(f"no data set named: write one or more of {', '.join(DATASETS)}")
+def _names(given: argparse.Namespace) -> list[str]:
+    found: list[str] = given.names
+    for name in found:
+        if name not in DATASETS:
+            raise InputError(f"unknown data set '{said(name)}': write one of {', '.join(DATASETS)}")
+    if not found:
+        raise InputError(f"no data set named: write one or more of {', '.join(DATASETS)}")
+    return found
 
 
 def _show_bytes(name: str, done: int, total: int | None) -> None:

@@ -9,16 +9,17 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parlay import process
 from parlay.cli.exits import FAILED, FINISHED, say_no
 from parlay.cli.flags import add_command, add_json, whole_number
 from parlay.cli.train import fit
+from parlay.config.keys import check
 from parlay.errors import InputError
-from parlay.launch import places
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands
-    from parlay.progress import Progress
-    from parlay.recipe import Recipe
+    from parlay.config.recipe import Recipe
+    from parlay.run.progress import Progress
 
 EPOCHS = 15
 LEFT_TO_THE_PAGE = ("devices", "stages wait")  # a terminal may have 80 columns
@@ -36,12 +37,11 @@ def add(commands: Commands) -> None:
 
 
 def _demo(given: argparse.Namespace) -> int:
-    if places.is_worker():
+    if process.is_rank():
         raise InputError("demo starts its processes itself: write parlay demo without torchrun")
-    if given.epochs < 1:
-        raise InputError(f"epochs is {given.epochs}: write a number of at least 1")
+    check("epochs", given.epochs, "int", {"least": 1, "most": 1_000_000})
     from parlay.demo import folder, runs
-    from parlay.progress import for_terminal
+    from parlay.run.progress import for_terminal
 
     with folder.taken(Path(given.out), runs.ROWS) as out:
         planned = runs.planned(out, given.epochs)
@@ -57,7 +57,7 @@ def _demo(given: argparse.Namespace) -> int:
         told = {"status": "failed" if told["message"] else status, **told}
         folder.write(out, told)
     if given.json:
-        from parlay.records import dumps
+        from parlay.run.records import dumps
 
         print(dumps(told, indent=2))
     if told["message"]:
@@ -73,16 +73,14 @@ def _tell(out: Path, found: list[Path], given: argparse.Namespace) -> dict[str, 
     """The table of the runs, the speeds and the page, each as soon as it is there."""
     from parlay import report
     from parlay.demo import runs, speed
-    from parlay.progress import for_terminal
-    from parlay.records import write_json
-    from parlay.report import bench, console
-    from parlay.report.groups import tasks
-    from parlay.report.load import load
+    from parlay.report import tables
+    from parlay.report.load import read_bench
+    from parlay.run.progress import for_terminal
+    from parlay.run.records import write_json
 
     told: dict[str, Any] = {"command": given.line, "epochs": given.epochs, "message": "", "rows": report.table(found)}
-    console.show(tasks(load(found)))
-    parts = [*found, out / "plan.json"]
-    write_json(out / "plan.json", runs.forecast(given.epochs))
+    report.show({one: runs.ROWS[one.name][0] for one in found})
+    parts = [*found]
     reason, measured = speed.why_not(), None
     if reason is None:
         try:
@@ -92,15 +90,15 @@ def _tell(out: Path, found: list[Path], given: argparse.Namespace) -> dict[str, 
     if measured is not None:
         write_json(out / "bench.json", measured)
         parts.append(out / "bench.json")
-        read = bench.Bench.read(measured)
-        columns = [column for column in bench.columns(read) if column.title not in LEFT_TO_THE_PAGE]
-        console.show_table(f"{read.title}, on two cores", columns)
+        read = read_bench(measured, out / "bench.json")
+        columns = [column for column in tables.bench(read) if column.title not in LEFT_TO_THE_PAGE]
+        tables.show(f"{tables.bench_title(read)[0]}, on two cores", columns)
     told["speedups"] = {row["system"]: row["speedup"] for row in measured["rows"]} if measured else {}
     told["says"] = [reason] if reason else measured["says"] if measured else []
     for sentence in told["says"]:
-        console.say(sentence)
+        tables.say(sentence)
     page = out / "report.html"
     with redirect_stdout(StringIO()):  # its tables stand above
         report.report(parts, page)
-    console.say(f"report: {page}")
+    tables.say(f"report: {page}")
     return {**told, "page": str(page)}

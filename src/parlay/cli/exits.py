@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from parlay.launch import places, worker
+from parlay import process
+from parlay.launch import rank
 
 FINISHED, FAILED, WRONG = 0, 1, 2
 EXIT_CODES = {"finished": FINISHED, "interrupted": FAILED, "diverged": FAILED, "failed": FAILED}
@@ -16,8 +17,8 @@ class OutOfMemory(Exception):
 
 def say_no(line: str, code: int, error: BaseException | None = None) -> int:
     line = " ".join(line.split())
-    if places.is_worker():
-        worker.leave(worker.Word(code, error=line, lost=worker.is_of_another(error)))
+    if process.is_rank():
+        rank.leave(rank.ExitReport(code, message=line, lost=rank.is_of_another(error)))
     else:
         print(f"parlay: {line}", file=sys.stderr)
     return code

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from parlay import methods
 from parlay.cli.exits import FINISHED
 from parlay.cli.flags import add_command, add_json, add_recipe_flags, given_keys, recipe_keys, with_stages
-from parlay.recipe import STREAMING
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 def add(commands: Commands) -> None:
     sub = add_command(commands, "plan", _plan, "cuts, memory and expected speed-up before anything runs")
-    add_recipe_flags(sub)
+    add_recipe_flags(sub, auto=True)
     add_json(sub)
 
 
 def _plan(given: argparse.Namespace) -> int:
     recipe, tried = with_stages(recipe_keys(given, None), given_keys(given))
     from parlay.plan import plan
-    from parlay.records import dumps
+    from parlay.run.records import dumps
 
     forecast = plan(recipe)
     if tried:
@@ -39,7 +39,7 @@ def _plan(given: argparse.Namespace) -> int:
     for k, (ms, shape) in enumerate(zip(forecast["stage_ms"], arriving, strict=True)):
         print(f"  stage {k}: blocks {bounds[k]:>3} to {bounds[k + 1] - 1:>3}  {ms:8.2f} ms a step  takes {shape}")
     where = f"kept on: {forecast['store']}" if forecast["fits"] else forecast["problem"]
-    what = "queues and networks beside the stages" if recipe.method in STREAMING else "states and multipliers"
+    what = "queues and networks beside the stages" if methods.streams(recipe.method) else "states and multipliers"
     print(f"{what}: {forecast['auxiliary_gib']:.2f} GiB, {where}")
     how = "projected from the stage times, no communication"
     if "link_gib_per_second" in forecast:

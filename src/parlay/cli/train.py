@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parlay import faults
+from parlay import faults, process
 from parlay.cli.exits import EXIT_CODES, FAILED, OutOfMemory, say_no
 from parlay.cli.flags import (
     add_command,
+    add_flag,
     add_json,
     add_recipe_flags,
     given_keys,
@@ -19,113 +20,100 @@ from parlay.cli.flags import (
     whole_number,
     with_stages,
 )
+from parlay.config.keys import check, said
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
-from parlay.launch import places, worker
-from parlay.recipe import Recipe
+from parlay.launch import rank
+from parlay.run.records import is_begun
 
 if TYPE_CHECKING:
     from parlay.cli.flags import Commands
-    from parlay.progress import Progress
-    from parlay.training import Result
+    from parlay.run.outcome import Result
+    from parlay.run.progress import Progress
 
 
 def add(commands: Commands) -> None:
     sub = add_command(commands, "train", _train, "train by one method, write a run folder")
-    add_recipe_flags(sub)
+    add_recipe_flags(sub, auto=True)
     add_json(sub)
     sub.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of --out")
-    sub.add_argument(
-        "--max-restarts",
-        type=whole_number,
-        default=0,
-        metavar="N",
-        help="begin so often again from the last checkpoint when a stage is lost (distributed; default: 0)",
-    )
-    sub.add_argument(
-        "--port",
-        type=whole_number,
-        metavar="P",
-        help="where the processes meet (distributed; default: a free one)",
-    )
+    sub.add_argument("--report", action="store_true", help="write report.html into the run folder at the end")
+    lost = "begin so often again from the last checkpoint when a stage is lost (distributed) [0]"
+    add_flag(sub, "max_restarts", lost, False, type=whole_number, default=0, metavar="N")
+    meet = "where the processes meet (distributed) [a free one]"
+    add_flag(sub, "port", meet, False, type=whole_number, metavar="P")
 
 
 def _train(given: argparse.Namespace) -> int:
-    worker.follow()
+    process.end_with_launcher()
+    check("max-restarts", given.max_restarts, "int", {"least": 0, "most": 1000})
     out = Path(given.out) if given.out else None
     base = recipe_keys(given, out)
     recipe, tried = with_stages(base, given_keys(given))
     if tried:
         print(f"parlay: {tried[0]}", file=sys.stderr)
-    if places.is_worker() and (recipe.engine == "distributed" or (recipe.engine == "auto" and places.world_size() > 1)):
+    if process.is_rank() and (recipe.engine == "distributed" or (recipe.engine == "auto" and process.world_size() > 1)):
         return _train_rank(given, replace(recipe, engine="distributed"))
     out = Path(recipe.out) if recipe.out else _new_folder(recipe)
-    if not given.resume and (out / "records.jsonl").exists():
+    if not given.resume and is_begun(out):
         raise InputError(f"{out} holds a run already: write --resume to go on with it, or another --out")
     if recipe.engine == "distributed":
         return _launch(given, recipe, out)
     _refuse_launching(given)
     faults.arm(_stages(recipe))
-    from parlay.progress import for_terminal
+    from parlay.run.progress import for_terminal
 
     result = fit(recipe, out, given.resume, for_terminal())
-    return _end(result.summary, out, given.json)
+    return _end(result.summary, out, given)
 
 
 def _train_rank(given: argparse.Namespace, recipe: Recipe) -> int:
     """One process of several; all of them come here with the same words."""
     stages = _stages(recipe)
-    places.check_world(stages, recipe.replicas)
-    worker.begin(stages * recipe.replicas)
+    rank.begin(stages, recipe.replicas)
     faults.arm(stages)
     if recipe.out is None:
         raise InputError("several processes need to know their run folder: write --out DIR")
-    out, first, resume = Path(recipe.out), places.rank() == 0, given.resume or places.restarted()
-    if first and not resume and (out / "records.jsonl").exists():
+    out, first, resume = Path(recipe.out), process.rank() == 0, given.resume or process.restarted()
+    if first and not resume and is_begun(out):
         raise InputError(f"{out} holds a run already: write --resume to go on with it, or another --out")
-    from parlay.progress import Silent, for_terminal
+    from parlay.run.progress import Silent, for_terminal
 
     result = fit(recipe, out, resume, for_terminal() if first else Silent())
-    worker.leave(worker.Word(EXIT_CODES[result.status], result.status))
-    if first and not worker.supervised():
-        return _end(result.summary, out, given.json)
+    rank.leave(rank.ExitReport(EXIT_CODES[result.status], result.status))
+    if first and not rank.supervised():
+        return _end(result.summary, out, given)
     return EXIT_CODES[result.status]
 
 
 def _launch(given: argparse.Namespace, recipe: Recipe, out: Path) -> int:
     """A process for every stage of the run, and this one to watch over them."""
-    from parlay.launch import command
-    from parlay.launch.supervisor import Launch
-
-    port = given.port if given.port is not None else places.whole_number("MASTER_PORT", 0) or None
+    port = given.port if given.port is not None else process.whole_number("MASTER_PORT", 0) or None
     if port is not None and not 0 < port < 1 << 16:
-        raise InputError(f"port is {port}: write a number from 1 to {(1 << 16) - 1}, or none for a free one")
-    summary = command.train(Launch(recipe, out, given.resume, port, given.max_restarts))
-    return _end(summary, out, given.json)
+        raise InputError(f"port is {said(port)}: write a number from 1 to {(1 << 16) - 1}, or none for a free one")
+    from parlay.launch import summary
+    from parlay.launch.supervise import Launch
+
+    return _end(summary.train(Launch(recipe, out, given.resume, port, given.max_restarts)), out, given)
 
 
 def fit_any(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> dict[str, Any]:
     """By the engine that the recipe asks for; the run folder is left as `train` leaves it."""
-    from parlay import report
-
     if recipe.engine == "distributed":
-        from parlay.launch import command
-        from parlay.launch.supervisor import Launch
+        from parlay.launch.summary import train
+        from parlay.launch.supervise import Launch
 
-        summary = command.train(Launch(recipe, out, resume))
-    else:
-        summary = fit(recipe, out, resume, progress).summary
-    if summary["epochs"]:
-        report.write([out], out / "report.html", out.name)
-    return summary
+        return train(Launch(recipe, out, resume))
+    return fit(recipe, out, resume, progress).summary
 
 
 def fit(recipe: Recipe, out: Path, resume: bool, progress: Progress) -> Result:
-    from parlay import run
-    from parlay.memory import keep_freed_memory
+    from parlay.process import keep_freed_memory
+    from parlay.run import setup
 
     keep_freed_memory()
     try:
-        return run.train(recipe, out, resume, progress)
+        return setup.train(recipe, out, resume, progress)
     except RuntimeError as error:
         # CUDA's has a class of its own, the CPU's only its text
         if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
@@ -152,18 +140,19 @@ def _new_folder(recipe: Recipe) -> Path:
     return next(path for path in paths if not path.exists())
 
 
-def _end(summary: dict[str, Any], out: Path, json: bool) -> int:
-    """The report, and the result on standard output or the line that tells it."""
-    from parlay import report
-    from parlay.records import dumps
+def _end(summary: dict[str, Any], out: Path, given: argparse.Namespace) -> int:
+    """The report where it is asked for, and the result on standard output or the line that tells it."""
+    from parlay.run.records import dumps
 
-    if summary["epochs"]:
+    if given.report and summary["epochs"]:
+        from parlay import report
+
         report.write([out], out / "report.html", out.name)
-    if json:
+    if given.json:
         print(dumps(summary, indent=2))
     if summary["status"] == "failed":
         return say_no(summary["message"], FAILED)
-    if not json:
+    if not given.json:
         _tell(summary, out)
     return EXIT_CODES[summary["status"]]
 

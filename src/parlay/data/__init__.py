@@ -5,6 +5,7 @@ In come names of data sets, or a user's own; out go tensors with one row per sam
 
 from parlay.data.augment import Augmentation, CropAndFlip, crop_and_flip, expand, normalise
 from parlay.data.batches import batches, order, step_seed
+from parlay.data.feed import Feed, Prepare
 from parlay.data.fetch import check, fetch
 from parlay.data.sources import NAMES, DataSet, Facts, Split, Synthetic, as_split, facts, load
 
@@ -14,6 +15,8 @@ __all__ = [
     "CropAndFlip",
     "DataSet",
     "Facts",
+    "Feed",
+    "Prepare",
     "Split",
     "Synthetic",
     "as_split",

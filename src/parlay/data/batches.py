@@ -57,7 +57,7 @@ def drawn(samples: int, count: int, seed: int) -> Tensor:
     """So many sample ids, or all where there are fewer, drawn once for a seed.
 
     Every twelfth would be of one kind where kinds stand in turn: on MNIST batch statistics of such samples had cost an
-    auto-encoder a tenth of its test loss (results/paper).
+    auto-encoder a tenth of its test loss (paper/results).
     """
     generator = torch.Generator().manual_seed(mixed_seed("drawn", seed))
     return torch.randperm(samples, generator=generator)[:count]

@@ -35,7 +35,8 @@ def _python_file(path: Path, key: str, row: int, classes: int) -> tuple[Array, A
     content = read_pickle(path)
     for wanted in ("data", key):
         if wanted not in content:
-            raise InputError(f"{path}: has no {wanted!r} (it has {', '.join(map(repr, sorted(content))) or 'nothing'})")
+            found = ", ".join(repr(key)[:30] for key in sorted(content)[:8]) or "nothing"
+            raise InputError(f"{path}: has no {wanted!r} (it has {found})")
     rows, labels = content["data"], _integers(content[key], path, key)
     if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != row:
         raise InputError(f"{path}: 'data' is not an array of bytes with rows of {row}")

@@ -1,21 +1,20 @@
 """The published files, from where they are published to the data folder; and a check of what is there.
 
-A file is written under a temporary name, its checksum compared, and only then renamed: under a final name there is
-always a whole file, whatever happens on the way. Archives are looked through before anything of them is written.
+Under a name there is always a whole file whose checksum is right, whatever happens on the way. Archives are looked
+through before anything of them is written.
 """
 
 import hashlib
-import os
 import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from gzip import BadGzipFile
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import BinaryIO
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -23,6 +22,7 @@ from urllib.request import urlopen
 from parlay.data.layouts import find
 from parlay.data.sources import facts, load
 from parlay.errors import InputError
+from parlay.files import replace_whole
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes that have come, and the bytes to come in all where that is known."""
@@ -111,51 +111,41 @@ def check(name: str, data_dir: str | Path) -> str:
 
 
 def _fetch_file(base: str, file: File, final: Path, progress: Progress) -> None:
-    if final.is_file() and _md5(final) == file.md5:
-        return
-    with _temporary(final) as part:
-        _download(base, file, part, progress)
-        os.replace(part, final)
+    if not (final.is_file() and _md5(final) == file.md5):
+        _write(final, partial(_download, base, file, progress))
 
 
 def _fetch_archive(base: str, file: File, data_dir: Path, folder: str, progress: Progress) -> None:
-    by_hand = data_dir / file.name  # somebody without a network here may have put the archive there
-    if by_hand.is_file() and _md5(by_hand) == file.md5:
-        unpack(by_hand, data_dir, folder)
+    archive = data_dir / file.name
+    if archive.is_file() and _md5(archive) == file.md5:  # somebody without a network here has put it there
+        unpack(archive, data_dir, folder)
         return
-    with _temporary(by_hand) as part:
-        _download(base, file, part, progress)
-        unpack(part, data_dir, folder)
+    _write(archive, partial(_download, base, file, progress))
+    try:
+        unpack(archive, data_dir, folder)
+    finally:
+        archive.unlink()
 
 
-@contextmanager
-def _temporary(final: Path) -> Iterator[Path]:
-    """A name beside the final one for what is not yet whole. Nothing is left there in the end, come what may."""
-    part = final.with_name(f".{final.name}.{os.getpid()}.part")
+def _write(final: Path, write: Callable[[BinaryIO], object]) -> None:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        yield part
+        replace_whole(final, write)
     except BadGzipFile:  # is an OSError too, but says that the archive is broken
         raise
     except OSError as error:
         raise InputError(f"{final}: cannot be written ({error.strerror or error}): choose another --data-dir") from None
-    finally:
-        with suppress(OSError):  # not there, or its folder could not be made
-            part.unlink()
 
 
-def _download(base: str, file: File, to: Path, progress: Progress) -> None:
+def _download(base: str, file: File, progress: Progress, out: BinaryIO) -> None:
     url = base + file.name
     md5 = hashlib.md5(usedforsecurity=False)  # the checksum that was published; it guards against accidents
     done = 0
-    with to.open("wb") as out:
-        for piece, total in _pieces(url):
-            md5.update(piece)
-            out.write(piece)
-            done += len(piece)
-            progress(file.name, done, total)
-        out.flush()
-        os.fsync(out.fileno())  # or the name may outlive the content in a power cut
+    for piece, total in _pieces(url):
+        md5.update(piece)
+        out.write(piece)
+        done += len(piece)
+        progress(file.name, done, total)
     if md5.hexdigest() != file.md5:
         raise InputError(
             f"{url}: its md5 is {md5.hexdigest()}, not the published {file.md5}; nothing kept, fetch again"
@@ -196,7 +186,7 @@ def unpack(archive: Path, into: Path, folder: str) -> None:
                 content = tar.extractfile(member)  # None for a folder
                 if content is not None:
                     with content:
-                        _write_whole(content, into / member.name)
+                        _write(into / member.name, partial(shutil.copyfileobj, content))
     except (tarfile.TarError, EOFError, zlib.error, BadGzipFile) as error:
         raise InputError(f"{archive}: not a whole archive ({error}); fetch again") from None
 
@@ -207,15 +197,6 @@ def _check_member(member: tarfile.TarInfo, archive: Path, folder: str) -> None:
         raise InputError(f"{archive}: {member.name!r} is a link or a device; refused, nothing written")
     if parts[:1] != (folder,) or ".." in parts or "\\" in member.name:
         raise InputError(f"{archive}: {member.name!r} does not belong under {folder}/; refused, nothing written")
-
-
-def _write_whole(content: IO[bytes], final: Path) -> None:
-    with _temporary(final) as part:
-        with part.open("wb") as out:
-            shutil.copyfileobj(content, out, CHUNK)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(part, final)
 
 
 def _md5(path: Path) -> str:

@@ -15,6 +15,7 @@ from parlay.errors import InputError
 
 UNSIGNED_BYTE = 0x08
 CHUNK = 1 << 20
+LARGEST = 1 << 28  # bytes of a file, or of what is in it; the largest published one has 155 MB
 
 
 def read_mnist(paths: Sequence[Path], shape: tuple[int, int, int], classes: int) -> tuple[Tensor, Tensor]:
@@ -58,6 +59,8 @@ def _header(file: BinaryIO, path: Path, dimensions: int) -> tuple[int, ...]:
     shape = struct.unpack(f">{dimensions}I", head[4:])
     if prod(shape) == 0:
         raise InputError(f"{path}: holds no samples ({_times(shape)})")
+    if prod(shape) > LARGEST:  # a compressed file of a few bytes may hold as much
+        raise InputError(f"{path}: its header says {prod(shape):,} bytes ({_times(shape)}), more than {LARGEST:,}")
     return shape
 
 

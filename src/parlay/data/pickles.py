@@ -114,7 +114,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> _Name:
         make = _ALLOWED.get((module, name))
         if make is None:
-            raise _Refused(repr(f"{module}.{name}"))  # as repr: a forged name may hold control characters
+            raise _Refused(repr(f"{module}.{name}"[:100]))  # as repr: a forged name may hold control characters
         return _Name(make)
 
 

@@ -7,30 +7,17 @@ wrong with a file is said in one line that names it.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from parlay.config.datasets import DATASETS, FACTS, Facts
+from parlay.config.datasets import synthetic as of_synthetic
 from parlay.data.embedded import Synthetic, digits
+from parlay.data.idx import LARGEST
 from parlay.data.layouts import Found, find, first_missing
 from parlay.data.split import Split, as_split
 from parlay.errors import InputError
 
 __all__ = ["NAMES", "DataSet", "Facts", "Split", "Synthetic", "as_split", "facts", "load"]
 
-NAMES = ("digits", "mnist", "cifar10", "cifar100", "synthetic")
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a data set with no file on disk."""
-
-    shape: tuple[int, int, int]
-    """channels, height, width"""
-    classes: int
-    train_size: int
-    test_size: int
-    mean: tuple[float, ...]
-    """of each channel over the training images, black being 0 and white 1"""
-    std: tuple[float, ...]
-    augment: bool
-    """Do shifted and mirrored images still show the same thing? Of photographs yes, of figures no."""
+NAMES = DATASETS
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,34 +30,13 @@ class DataSet:
     test: Split
 
 
-# Means and deviations are those of all pixels of the training images. For CIFAR-10 one often meets 0.2023, 0.1994,
-# 0.2010 as deviations: these are means over the images of each image's own deviation.
-_FACTS = {
-    "digits": Facts((1, 8, 8), 10, 1437, 360, (0.2874,), (0.3538,), augment=False),
-    "mnist": Facts((1, 28, 28), 10, 60_000, 10_000, (0.1307,), (0.3081,), augment=False),
-    "cifar10": Facts((3, 32, 32), 10, 50_000, 10_000, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), augment=True),
-    "cifar100": Facts(
-        (3, 32, 32), 100, 50_000, 10_000, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), augment=True
-    ),
-}
-
-
 def facts(name: str, synthetic: Synthetic = Synthetic()) -> Facts:  # noqa: B008 (frozen)
     """What is known of the data set with this name, without reading anything."""
     if name not in NAMES:
         raise InputError(f"unknown data set {name!r}: write one of {', '.join(NAMES)}")
     if name != "synthetic":
-        return _FACTS[name]
-    channels = synthetic.shape[0]
-    return Facts(
-        shape=synthetic.shape,
-        classes=synthetic.classes,
-        train_size=synthetic.train_size,
-        test_size=synthetic.test_size,
-        mean=(0.5,) * channels,  # by construction
-        std=(0.25,) * channels,
-        augment=False,
-    )
+        return FACTS[name]
+    return of_synthetic(synthetic.shape, synthetic.classes, synthetic.train_size, synthetic.test_size)
 
 
 def load(
@@ -93,6 +59,9 @@ def _read(name: str, known: Facts, data_dir: Path) -> tuple[Split, Split]:
     again = f"`parlay data fetch {name} --data-dir {data_dir}`"
     found = _found(name, data_dir, again)
     try:
+        for path in (*found.train, *found.test):
+            if (size := path.stat().st_size) > LARGEST:
+                raise InputError(f"{path}: has {size:,} bytes, more than {LARGEST:,}")
         train, test = (Split(*found.read(files, known.shape, known.classes)) for files in (found.train, found.test))
     except OSError as error:
         raise InputError(f"{error.filename or found.folder}: cannot be read ({error.strerror or error})") from None

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from parlay.checkpoint import FolderLock
 from parlay.errors import InputError
-from parlay.records import write_json
+from parlay.files import FolderLock
+from parlay.run.records import write_json
 
 MARK = "demo.json"
 """Says that the folder is a demo's. It is there from the start, so that a demo that was killed can be replaced too."""

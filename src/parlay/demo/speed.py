@@ -22,14 +22,15 @@ from parlay.bench.core import (
     MARGIN,
     SERIAL,
     Problem,
-    Row,
-    Timed,
+    Result,
+    System,
     as_json,
     interleaved,
+    quartiles,
 )
-from parlay.bench.gang import cores
-from parlay.progress import Progress, clock
-from parlay.recipe import Recipe
+from parlay.bench.processes import cores
+from parlay.config.recipe import Recipe
+from parlay.run.progress import Progress, clock
 
 RECIPE = Recipe(dataset="cifar10", model="resnet20", method="al", stages=2, partition="cost", batch_size=64)
 """Of ResNet-20 in the shape of CIFAR-10, whose steps take a tenth of a second: the digits' are too short to be cut.
@@ -74,7 +75,7 @@ def measure(progress: Progress, command: str) -> dict[str, Any]:
     """The times, as `parlay bench --json` has them; `says` is what came out."""
     from parlay import bench
     from parlay.bench import cpu
-    from parlay.records import environment
+    from parlay.run.records import environment
 
     load = os.getloadavg()[0]
     progress.line("Timing on two cores: starting the processes")
@@ -100,34 +101,34 @@ def measure(progress: Progress, command: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _systems(recipe: Recipe) -> Iterator[tuple[list[Timed], list[Timed]]]:
+def _systems(recipe: Recipe) -> Iterator[tuple[list[System], list[System]]]:
     """The pipelines, of which the best one counts, and the other systems, all of them started and asleep."""
     from parlay.bench import cpu, workers
-    from parlay.bench.gang import Gang, Ganged, Place, Worker
+    from parlay.bench.processes import BenchWorker, Pool, PoolSystem, Seat
 
-    wanted: dict[str, tuple[Callable[[Recipe, Place], Worker], int, int]] = {
-        SERIAL: (workers.Serial, 1, 1),
-        THREADS: (workers.Serial, 1, 2),
-        LAYER_PARALLEL: (workers.Layers, 2, 1),
-        PIPELINE: (workers.Pipeline, 2, 1),
-        DATA_PARALLEL: (workers.Replica, 2, 1),
+    wanted: dict[str, tuple[Callable[[Recipe, Seat], BenchWorker], int, int]] = {
+        SERIAL: (workers.WholeNetwork, 1, 1),
+        THREADS: (workers.WholeNetwork, 1, 2),
+        LAYER_PARALLEL: (workers.LayerParallel, 2, 1),
+        PIPELINE: (workers.Pipelined, 2, 1),
+        DATA_PARALLEL: (workers.WholeNetwork, 2, 1),
     }
     notes = {SERIAL: "one core", THREADS: "2 threads", LAYER_PARALLEL: "al", DATA_PARALLEL: "DDP, 2 replicas"}
-    gangs: dict[str, Gang] = {}
+    pools: dict[str, Pool] = {}
     try:
         for name, (worker, size, threads) in wanted.items():
-            gangs[name] = Gang(name, partial(worker, recipe), size, threads)
-        for gang in gangs.values():
-            gang.ready()
-        pipelines: list[Timed] = [
-            Ganged(schedule, gangs[PIPELINE], 2, f"M = {m}", (schedule, m))
+            pools[name] = Pool(name, partial(worker, recipe), size, threads)
+        for pool in pools.values():
+            pool.ready()
+        pipelines: list[System] = [
+            PoolSystem(schedule, pools[PIPELINE], 2, f"M = {m}", (schedule, m))
             for schedule in workers.SCHEDULES
             for m in cpu.MICRO_BATCHES
         ]
-        yield pipelines, [Ganged(name, gangs[name], wanted[name][1], note) for name, note in notes.items()]
+        yield pipelines, [PoolSystem(name, pools[name], wanted[name][1], note) for name, note in notes.items()]
     finally:
-        for gang in gangs.values():
-            gang.close()
+        for pool in pools.values():
+            pool.close()
 
 
 def _rounds(pace: float, progress: Progress, systems: int) -> int:
@@ -141,7 +142,7 @@ def _rounds(pace: float, progress: Progress, systems: int) -> int:
     return rounds
 
 
-def is_pipeline(row: Row) -> bool:
+def is_pipeline(row: Result) -> bool:
     return row.system.startswith(PIPELINE)
 
 
@@ -149,11 +150,11 @@ def is_pipeline(row: Row) -> bool:
 class Timings:
     """The rows by what they are, the simplest first."""
 
-    rows: dict[str, Row]
-    threads: Row
+    rows: dict[str, Result]
+    threads: Result
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Timings:
+    def of(cls, rows: Sequence[Result]) -> Timings:
         named = {PIPELINE if is_pipeline(row) else row.system: row for row in rows}
         return cls({name: named[name] for name in NAMES}, named[THREADS])
 
@@ -168,17 +169,17 @@ class Timings:
 
     def widest(self) -> tuple[str, float, float]:
         """Whose speed-up varies most over the rounds, and its quartiles."""
-        found = [(name, row.speedup_low or 0.0, row.speedup_high or 0.0) for name, row in self.rows.items()]
+        found = [(name, *quartiles(row.speedups)[::2]) for name, row in self.rows.items()]
         return max(found, key=lambda one: one[2] - one[1])
 
 
-def is_slower(row: Row, than: Row) -> bool:
+def is_slower(row: Result, than: Result) -> bool:
     """By more than the margin, and in three rounds of four."""
     ratios = sorted(a / b for a, b in zip(row.seconds, than.seconds, strict=True))
     return median(ratios) > 1 + MARGIN and ratios[len(ratios) // 4] > 1
 
 
-def says(rows: Sequence[Row], load: float = 0.0) -> list[str]:
+def says(rows: Sequence[Result], load: float = 0.0) -> list[str]:
     """What came out, whoever wins: the line that counts first."""
     found = Timings.of(rows)
     ours, piped, data = (_gain(found.rows[name]) for name in (LAYER_PARALLEL, PIPELINE, DATA_PARALLEL))
@@ -221,5 +222,5 @@ def _threads(found: Timings) -> str:
     return f"{text}. Separate devices have no such choice."
 
 
-def _gain(row: Row) -> str:
+def _gain(row: Result) -> str:
     return "–" if row.speedup is None else f"{row.speedup:.2f}"

@@ -6,22 +6,32 @@ import sys
 
 import torch
 
-from parlay import board, data, faults, models
+from parlay import data, faults, models, signs
+from parlay.config.recipe import Recipe
 from parlay.errors import InputError
-from parlay.launch import heartbeat, places
+from parlay.launch.rank import check_world
 from parlay.partitioning import Partition, partition
-from parlay.recipe import Recipe
-from parlay.run import make_method
+from parlay.process import whole_number
+from parlay.run import board
+from parlay.run.setup import make_method
 
 
 def check(recipe: Recipe) -> Partition:
     """The network's shape, cut as the recipe says (evenly where it is yet to be measured), without its numbers."""
-    _check_platform()
-    places.check_world(recipe.stages, recipe.replicas)
-    places.check_tasks(recipe.stages * recipe.replicas)
-    heartbeat.timeout()
+    processes = recipe.stages * recipe.replicas
+    if sys.platform != "linux":  # pidfd, /proc, a signal at a parent's death
+        raise InputError(f"the launcher needs Linux, and this is {sys.platform}: start the processes by torchrun")
+    check_world(recipe.stages, recipe.replicas)
+    tasks = whole_number("SLURM_STEP_NUM_TASKS", 1)
+    if tasks > 1:
+        raise InputError(
+            f"srun has started {tasks} tasks, each of which would start {processes} processes: write "
+            "srun --ntasks-per-node=1 torchrun ... -m parlay.cli train ..., as in docs/running.md"
+        )
+    signs.timeout()
     faults.arm(recipe.stages)
-    _check_devices(recipe)
+    if recipe.device == "cuda" and torch.cuda.device_count() == 0:
+        raise InputError(f"0 GPUs for {processes} processes: write --device cpu")
     make_method(recipe)
     if recipe.tensorboard:
         board.check()
@@ -31,15 +41,3 @@ def check(recipe: Recipe) -> Partition:
         model = models.build(recipe.model, facts.shape, facts.classes)
         example = torch.empty(2, *facts.shape)
     return partition(model, recipe.stages, example, "even" if recipe.partition == "cost" else recipe.cuts())
-
-
-def _check_platform() -> None:
-    """Watching over processes is done by means of Linux: pidfd, /proc, a signal at a parent's death."""
-    if sys.platform != "linux":
-        raise InputError(f"the launcher needs Linux, and this is {sys.platform}: start the processes by torchrun")
-
-
-def _check_devices(recipe: Recipe) -> None:
-    """Ranks may share a GPU, if there is one."""
-    if recipe.device == "cuda" and torch.cuda.device_count() == 0:
-        raise InputError(f"0 GPUs for {recipe.stages * recipe.replicas} processes: write --device cpu")

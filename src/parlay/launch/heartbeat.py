@@ -1,72 +1,62 @@
-"""Signs of life: every rank writes its step and the time into its slot of one small file that all processes map.
+"""Heartbeats: every rank writes its step and the time into its slot of one small file that all processes map.
 
-A write is a few bytes of shared memory: it needs no thread and no answer, and it works in between slices of waiting
-for a neighbour. The launcher reads the slots. Where no launcher has made the file, nothing is written.
-
-    beat(37)      step 37 begins                      waited(0.05)   so long, just now, for a neighbour
-    beat()        still here (evaluating, saving)     patience()     how long to wait for a neighbour at most
-    with blocked(): ...                               in a call that returns only when the others have come
+A write is a few bytes of shared memory. It needs no thread and no answer, and works between two slices of a wait.
+The launcher reads the slots, and asks the kernel whether a silent rank computes.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import final
 
-from parlay.launch import places
+from parlay import signs
 
-TIMEOUT = 15.0  # seconds; a step of the networks here takes far less, and a person waits no longer
 # A rank under a launcher leaves the judgement to it: it sees all heartbeats, and may know that the other only computes.
 SUPERVISED_PATIENCE = 24
-STARTING = 8  # timeouts of silence until the first step: torch and the data may be read from a slow disk
-FILE = "beats"
-ENOUGH = 8  # steps before a pace is told
-REMEMBERED = 31  # steps that the pace is the median of: epochs' ends, with their evaluations, do not count
+ENOUGH = 8  # steps before their time is told
+BUSY = 0.05  # of a core; the threads that only listen for messages take a tenth of that
+REMEMBERED = 31  # steps that it is the median of: epochs' ends, with their evaluations, do not count
 
 
 @dataclass(frozen=True)
 class Beat:
     """What a rank last said."""
 
-    step: int
+    step: int = -1
     """Of training, counted through all epochs; -1 before the first."""
-    at: float
+    at: float = 0.0
     """By the machine's monotonic clock; 0 where it has said nothing yet."""
-    waited: float
-    """Seconds in all, where it waited in slices."""
-    pace: float
-    """Seconds of a step without the waiting; 0 before there were enough (not those with a `blocked`)."""
+    step_seconds: float = 0.0
+    """Of a step without the waiting; 0 before there were enough steps (not those with a `blocked`)."""
     blocked: int = 0
     """In a call that waits for others: its silence says nothing."""
     computed: float = 0.0
-    """Seconds in all, of the steps that a pace can be told from."""
+    """Seconds in all, of the steps that count for `step_seconds`."""
 
 
-NEVER = Beat(-1, 0.0, 0.0, 0.0)
-CELL = 8  # bytes of a number
-FIELDS = len(astuple(NEVER))
-SLOT = 1 + 2 * FIELDS  # cells
+FIELDS = len(astuple(Beat()))
+SLOT = 1 + 2 * FIELDS  # numbers of eight bytes
 
 
 @final
-class Beats:
+class BeatFile:
     """The slots of all ranks: how many beats it has written, and the last two of them, in turn.
 
-    A rank may be preempted, or killed, in the middle of a write, and what it has half written must not be read: a time
-    of 0 would be the silence of a whole run. So the beat before stays until the new one is whole, and then one store of
-    eight bytes, the count, puts it in place.
+    A rank may be stopped or killed in the middle of a write, and what is half written must not be read. So the beat
+    before stays until the new one is whole, and then one store of eight bytes, the count, puts it in place.
     """
 
     def __init__(self, path: Path, ranks: int) -> None:
         if not path.exists():
-            path.write_bytes(bytes(ranks * SLOT * CELL))
+            path.write_bytes(bytes(8 * ranks * SLOT))
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         self._bytes = memoryview(self._map)
@@ -74,17 +64,15 @@ class Beats:
 
     def write(self, rank: int, beat: Beat) -> None:
         count = self._cells[rank * SLOT] + 1
-        at = self._place(rank, count)
-        self._cells[at : at + FIELDS] = array("d", astuple(beat))
+        self._cells[self._of(rank, count)] = array("d", astuple(beat))
         self._cells[rank * SLOT] = count
 
     def read(self, rank: int) -> Beat:
         while True:
             count = self._cells[rank * SLOT]
-            at = self._place(rank, count)
-            step, time_, waited, pace, blocked, computed = self._cells[at : at + FIELDS]
+            step, at, step_seconds, blocked, computed = self._cells[self._of(rank, count)]
             if self._cells[rank * SLOT] == count:  # else the next but one may have been written over it
-                return Beat(int(step), time_, waited, pace, int(blocked), computed) if count else NEVER
+                return Beat(int(step), at, step_seconds, int(blocked), computed) if count else Beat()
 
     def close(self) -> None:
         self._cells.release()
@@ -92,88 +80,81 @@ class Beats:
         self._map.close()
 
     @staticmethod
-    def _place(rank: int, count: float) -> int:
+    def _of(rank: int, count: float) -> slice:
         """Where the beat of that count stands."""
-        return rank * SLOT + 1 + int(count) % 2 * FIELDS
+        start = rank * SLOT + 1 + int(count) % 2 * FIELDS
+        return slice(start, start + FIELDS)
 
 
 @final
-class Pulse:
-    """This process's own slot."""
+class Heartbeat(signs.Listener):
+    """This process's own: it listens to `parlay.signs`."""
 
-    def __init__(self, beats: Beats, rank: int) -> None:
-        self._beats, self._rank = beats, rank
-        self._step, self._began, self._waited, self._waited_before = -1, 0.0, 0.0, 0.0
-        self._paces: deque[float] = deque(maxlen=REMEMBERED)
-        self._pace = self._computed = 0.0
+    def __init__(self, file: BeatFile, rank: int) -> None:
+        self._file, self._rank = file, rank
+        self._step, self._began, self._waited = -1, 0.0, 0.0
+        self._last: deque[float] = deque(maxlen=REMEMBERED)
+        self._step_seconds = self._computed = 0.0
         self._blocked = 0
         self._mixed = False
         """Was there a call in this step of which it is not known how much was waiting?"""
 
-    def beat(self, step: int | None) -> None:
+    def beat(self, step: int | None = None) -> None:
         now = time.monotonic()
         if step is not None:
             if step == self._step + 1 and self._step >= 0 and not self._mixed:
-                self._paces.append(now - self._began - (self._waited - self._waited_before))
-                self._computed += self._paces[-1]
-                if len(self._paces) >= ENOUGH:
-                    self._pace = sorted(self._paces)[len(self._paces) // 2]
-            self._step, self._began, self._waited_before, self._mixed = step, now, self._waited, False
-        beat = Beat(self._step, now, self._waited, self._pace, self._blocked, self._computed)
-        self._beats.write(self._rank, beat)
+                self._last.append(now - self._began - self._waited)
+                self._computed += self._last[-1]
+                if len(self._last) >= ENOUGH:
+                    self._step_seconds = sorted(self._last)[len(self._last) // 2]
+            self._step, self._began, self._waited, self._mixed = step, now, 0.0, False
+        self._file.write(self._rank, Beat(self._step, now, self._step_seconds, self._blocked, self._computed))
 
     def waited(self, seconds: float) -> None:
         self._waited += seconds
-        self.beat(None)
+        self.beat()
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
         self._blocked += 1
         self._mixed = True
-        self.beat(None)
+        self.beat()
         try:
             yield
         finally:
             self._blocked -= 1
-            self.beat(None)
+            self.beat()
+
+    def patience(self) -> float:
+        return signs.timeout() * SUPERVISED_PATIENCE
 
 
-_pulse: Pulse | None = None
+@final
+class CpuClock:
+    """Does a process compute? Silence alone does not say: a large step may take longer than any timeout."""
 
+    def __init__(self, pid: int) -> None:
+        self._path, self._seconds, self._at = f"/proc/{pid}/stat", 0.0, 0.0
 
-def start(folder: Path, rank: int, ranks: int) -> None:
-    """From now on this process beats."""
-    global _pulse
-    _pulse = Pulse(Beats(folder / FILE, ranks), rank)
+    def restart(self, now: float) -> None:
+        self._seconds, self._at = self._used(), now
 
+    def busy(self, now: float) -> bool:
+        """Since the last restart. One that waits for a disk, now, counts as busy: a sync can take long."""
+        return self._used() - self._seconds > BUSY * (now - self._at) or self._fields()[:1] == ["D"]
 
-def beat(step: int | None = None) -> None:
-    """A sign of life; with its number, a step of training begins."""
-    if _pulse is not None:
-        _pulse.beat(step)
+    def stopped(self) -> bool:
+        """By SIGSTOP, or in a debugger."""
+        return self._fields()[:1] in (["T"], ["t"])
 
+    def _used(self) -> float:
+        fields = self._fields()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
-def waited(seconds: float) -> None:
-    """A sign of life after so long a slice of waiting for a neighbour."""
-    if _pulse is not None:
-        _pulse.waited(seconds)
-
-
-def blocked() -> AbstractContextManager[None]:
-    """Inside, this process waits for others in one call, silently: those are judged, and not this one."""
-    return _pulse.blocked() if _pulse is not None else nullcontext()
-
-
-def timeout() -> float:
-    """Seconds without a sign of life after which a rank counts as stuck."""
-    return places.seconds("PARLAY_TIMEOUT", TIMEOUT)
-
-
-def patience() -> float:
-    """Seconds that a rank waits for another one before it gives up."""
-    return timeout() * (SUPERVISED_PATIENCE if _pulse is not None else 1)
-
-
-def starting() -> float:
-    """Seconds that the ranks have to meet each other."""
-    return timeout() * STARTING
+    def _fields(self) -> list[str]:
+        """Those of /proc/PID/stat behind the name, which may hold anything."""
+        try:
+            with open(self._path) as file:
+                return file.read().rpartition(")")[2].split()
+        except OSError:
+            return []

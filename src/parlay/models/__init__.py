@@ -18,6 +18,7 @@ _COMMON = (
     *(f"wrn-{size}" for size in ("10-1", "16-2", "16-4", "16-8", "22-8", "28-10", "40-2", "40-4", "40-10")),
     *("resnet-vae", "resnet8-vae", "resnet20-vae", "resnet56-vae"),
 )
+_LARGEST = 100_000  # depth x width², as which the weights grow: wrn-40-10 has 4,000, and 56 million weights
 _VAE = re.compile(r"resnet(\d+)?-vae")
 _RESNET = re.compile(r"resnet(\d+)")
 _WIDE = re.compile(r"wrn-(\d+)-(\d+)")
@@ -37,6 +38,8 @@ def build(name: str, shape: tuple[int, int, int], classes: int) -> nn.Sequential
         n = _blocks_per_group(int(match[1]), 4, "wrn-{}-" + str(max(int(match[2]), 1)), name)
         if int(match[2]) < 1:
             raise InputError(f"model {name!r} has width 0: write wrn-{match[1]}-1 or a larger width")
+        if int(match[1]) * int(match[2]) ** 2 > _LARGEST:
+            raise InputError(f"model {name!r} has billions of weights: write a smaller depth or width")
         return wide_resnet(shape, classes, n, int(match[2]))
     raise InputError(_unknown(name))
 

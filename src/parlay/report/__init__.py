@@ -1,87 +1,77 @@
-"""Reports: run folders in, a comparison table and one HTML page out. No torch in this room.
+"""Reports: run folders in, a table on the terminal and one HTML page out. No torch in this room.
 
-inputs        what was given, sorted out             load      the files of a run folder, checked
-groups        runs grouped by configuration          speed     times, where they can be compared
-words         numbers as text, the headline          console   the table on standard output
-figures       learning curves as inline SVG          costs     charts of memory and speed
-spans         a measured timeline as bars            pictures  images as images
-simulate      a timeline from stage times            gantt     such timelines as bars
-bench, forecast, reproduction                        what other commands have found
-page          the HTML page                          svg       the drawing kit
+load      files, checked                          groups    which runs compare
+times     what can be said of their speed         tables    rows of text, and sentences
+charts    curves and bars as inline SVG           svg       the drawing kit
+page      the HTML page                           section   what others put on it
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from parlay.errors import InputError
-from parlay.report import bench, console
-from parlay.report import reproduction as reproductions
-from parlay.report.groups import Task, tasks
-from parlay.report.inputs import Given, sort_out
-from parlay.report.load import load, shown
-from parlay.report.speed import rows
+from parlay.files import shown
+from parlay.report import groups, tables
+from parlay.report.load import Inputs, load, sort_out
+from parlay.report.section import Section
 
-__all__ = ["report", "table", "write"]
+__all__ = ["Section", "report", "show", "table", "write"]
 
 
 def report(paths: Sequence[Path], output: Path | None) -> int:
-    """Print the table, write the page, say where it is. The exit code is 0; wrong input is an InputError."""
+    """Print the tables, write the page, say where it is. The exit code is 0; wrong input is an InputError."""
     given = sort_out(paths)
-    found = _tasks(given)
     if output is None:
         output = paths[0] / "report.html" if len(paths) == 1 and paths[0].is_dir() else Path("report.html")
     _check(output)
-    console.show(found)
-    for one in given.benches:
-        console.show_table(f"parlay bench: {one.title}, speed-up over {one.over}", bench.columns(one))
-    for table_of in given.reproductions:
-        console.show_table(table_of.title, table_of.named_columns)
-    _write(found, given, output, _title(found, given))
-    console.say(f"report: {shown(output)}")
+    found = groups.compare(given.runs, given.timed)
+    for one in found:
+        tables.show(one.title, tables.comparison(one), tables.notes(one))
+    for bench in given.benches:
+        title, over = tables.bench_title(bench)
+        tables.show(f"parlay bench: {title}, speed-up over {over}", tables.bench(bench))
+    titles = [one.title for one in found] + [f"bench of {tables.bench_title(one)[0]}" for one in given.benches]
+    _write(found, given, output, "; ".join(dict.fromkeys(titles)))
+    tables.say(f"report: {shown(output)}")
     return 0
 
 
-def write(
-    runs: Sequence[Path],
-    output: Path,
-    title: str,
-    timed: bool = False,
-    beside: bool = False,
-    reproduction: Path | None = None,
-) -> None:
-    """The page of these run folders, into the file `output`.
+def show(runs: Mapping[Path, str], timed: bool = False) -> None:
+    """The comparison of these run folders on the terminal, by the names of their rows."""
+    names = {folder.resolve().name: name for folder, name in runs.items()}
+    for one in groups.compare(load(list(runs)), timed):
+        cells = tuple(tables.Cell(names[each.runs[0].name], "") for each in one.configurations)
+        columns = [tables.Column("method", cells), *tables.comparison(one)[1:]]
+        tables.show(one.title, columns, tables.notes(one))
 
-    `timed`: they were made one after the other on the same devices, so that their times can be compared; `beside`: side
-    by side, so that they tell nothing.
-    `reproduction`: the `reproduction.json` of the table that they are the rows of.
+
+def write(
+    runs: Sequence[Path], output: Path, title: str, timed: bool = False, sections: Sequence[Section] = ()
+) -> None:
+    """The page of these run folders, into the file `output`; `sections` stand above them.
+
+    `timed`: they were made one after the other on the same devices, so that their times can be compared.
     """
     _check(output)
-    given = Given(tuple(runs), timed, beside or reproduction is not None)
-    if reproduction is not None:
-        given = replace(given, reproductions=(reproductions.read(reproduction),))
-    _write(_tasks(given), given, output, title)
+    given = Inputs(load(runs), timed)
+    _write(groups.compare(given.runs, timed), given, output, title, sections)
 
 
 def table(runs: Sequence[Path], timed: bool = False) -> list[dict[str, Any]]:
     """The comparison of these run folders: a row for every configuration, numbers as numbers, None where unknown."""
-    return [row for task in tasks(load(runs), timed) for row in rows(task)]
+    return [row for one in groups.compare(load(runs), timed) for row in one.rows]
 
 
-def _tasks(given: Given) -> list[Task]:
-    if not given.folders and (given.benches or given.forecasts or given.reproductions):
-        return []
-    return tasks(load(given.folders), given.timed, given.beside)
-
-
-def _write(found: Sequence[Task], given: Given, output: Path, title: str) -> None:
+def _write(
+    found: Sequence[groups.Comparison], given: Inputs, output: Path, title: str, sections: Sequence[Section] = ()
+) -> None:
     from parlay.report.page import render  # matplotlib: only where a page is wanted
 
-    page = render(found, given, title).encode("utf-8", "replace")  # JSON texts may hold halves of surrogate pairs
+    page = render(found, given, title, sections).encode("utf-8", "replace")  # JSON may hold halves of surrogate pairs
     part = output.with_name(output.name + ".part")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -94,18 +84,5 @@ def _write(found: Sequence[Task], given: Given, output: Path, title: str) -> Non
 def _check(output: Path) -> None:
     """Before the work, not after it."""
     if output.is_dir():
-        raise InputError(
-            f"{shown(output)} is a folder: write -o with a file in it, as in {shown(output / 'report.html')}"
-        )
-
-
-def _title(found: Sequence[Task], given: Given) -> str:
-    if len(given.reproductions) > 1:  # their full titles stand in the contents
-        return ", ".join(one.title.partition(":")[0] for one in given.reproductions)
-    if given.reproductions:
-        return given.reproductions[0].title
-    if len(found) == 1 and len(found[0].groups) == 1:
-        return f"{found[0].groups[0].label} on {found[0].dataset}, {found[0].model}"
-    parts = [f"{task.dataset}, {task.model}" for task in found]
-    parts += [f"bench of {one.title}" for one in given.benches]
-    return "; ".join(dict.fromkeys(parts or [one.title for one in given.forecasts]))
+        here = shown(output)
+        raise InputError(f"{here} is a folder: write -o with a file in it, as in {here}/report.html")

@@ -1,72 +1,45 @@
-"""What is compared: runs grouped by configuration, with the mean, spread and number of their seeds.
+"""Which runs compare: those of one task, grouped by configuration, with means, spreads and gaps over their seeds.
 
-A configuration is everything of a recipe but its seed and the places of its files. Runs come in; rows come out, as
-plain values that the console, the page and the CSV files show each in their way.
+A configuration is everything of a recipe but its seed and what has no effect on training. Runs come in; rows of plain
+values come out, for the tables and for `comparison.json`.
 """
 
 from __future__ import annotations
 
-import csv
-import io
+import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from parlay.recipe import ASIDE, flag
-from parlay.report import noise
-from parlay.report.load import Run
-from parlay.schedule import HYBRID
+from parlay import methods
+from parlay.config.keys import flag
+from parlay.config.recipe import ASIDE
+from parlay.config.schedule import HYBRID
+from parlay.report import times
+from parlay.report.load import Content, Run
 
 NOT_COMPARED = ("seed", *map(flag, ASIDE))
 """Keys of a recipe that do not make another configuration."""
-
-METHODS = {
-    "serial": "Serial",
-    "penalty": "Penalty",
-    "al": "AL",
-    "replay": "Replay",
-    "delayed": "DDG",
-    "local": "DGL",
-    "dni": "DNI",
-    "auxnet": "AuxNet",
-    "NoneType": "Serial",  # the class names stand in the summaries of runs started from Python
-    "Penalty": "Penalty",
-    "AugmentedLagrangian": "AL",
-    "Delayed": "DDG",
-    "Local": "DGL",
-}
-
-STREAMING = ("Replay", "DDG", "DGL", "DNI", "AuxNet")
-"""They keep nothing per sample, so they see augmented images in every epoch."""
-
 AUGMENTED_BY_DEFAULT = ("cifar10", "cifar100")
+ERRORS = 2  # standard errors from which on a gap counts: one of pure chance is as large about once in twenty
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Group:
-    """The runs of one configuration: they differ by their seeds."""
+class Configuration:
+    """Runs that differ by their seeds alone."""
 
     runs: tuple[Run, ...]
     label: str
-    """What the configuration is called, told apart from the others of its task."""
-
-    @property
-    def recipe(self) -> Run:
-        return self.runs[0]
+    """Its name, told apart from the others of its task."""
 
     @property
     def serial(self) -> bool:
-        return _method(self.recipe) == "Serial"
-
-    @property
-    def task(self) -> tuple[str, str]:
-        """Data set, or as much of it as is trained on, and model: only runs of the same task are compared."""
-        first = self.recipe.number("train-samples", 0)
-        dataset = self.recipe.text("dataset", "own data") + (f" (first {first})" if first else "")
-        return dataset, self.recipe.text("model", "own model")
+        return times.method(self.runs[0]) == "serial"
 
     @cached_property
     def counted(self) -> tuple[Run, ...]:
@@ -77,272 +50,207 @@ class Group:
     def finished(self) -> bool:
         return self.counted[0].finished
 
-    @property
-    def status(self) -> str:
-        counts = Counter(run.status for run in self.runs)
-        if len(self.runs) == 1:
-            return self.runs[0].status
-        return (
-            ", ".join(f"{count} {status}" for status, count in counts.items())
-            if len(counts) > 1
-            else next(iter(counts))
-        )
-
-    @property
-    def epochs(self) -> int:
-        return self.recipe.number("epochs", 0)
-
-    @property
-    def epochs_done(self) -> int:
-        return max((len(run.epochs) for run in self.counted), default=0)
-
-    def mean(self, value: Callable[[Run], float | None]) -> float | None:
-        values = self.values(value)
-        return statistics.fmean(values) if values else None
-
-    def spread(self, value: Callable[[Run], float | None]) -> float | None:
-        """Sample standard deviation; one run has none."""
-        values = self.values(value)
-        return statistics.stdev(values) if len(values) > 1 else None
-
-    def values(self, value: Callable[[Run], float | None]) -> list[float]:
-        return [v for run in self.counted if (v := value(run)) is not None]
+    def values(self, name: str) -> list[float]:
+        """From the summaries."""
+        return [value for run in self.counted if (value := run.summary[name]) is not None]
 
 
 @dataclass(frozen=True)
-class Task:
-    """The configurations of one data set and model, in a fixed order, and the measure they are compared by."""
+class Comparison:
+    """The configurations of one data set and model, in a fixed order, and a row for each."""
 
     dataset: str
     model: str
-    groups: tuple[Group, ...]
-    timed: bool = False
-    """Were the runs made one after the other on the same devices, so that their times can be compared?"""
-    beside: bool = False
-    """Were they made side by side, so that their times tell nothing at all?"""
+    configurations: tuple[Configuration, ...]
+    timed: bool
+    """The runs were made one after the other on the same devices, so that their times can be compared."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.dataset}, {self.model}"
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for one in self.configurations for run in one.runs]
 
     @cached_property
     def by_accuracy(self) -> bool:
-        """Runs without an accuracy (the VAE's) are compared by their test loss."""
-        return any(run.test_accuracy is not None for group in self.groups for run in group.runs)
+        """Runs without an accuracy (a VAE's) are compared by their test loss."""
+        return any(run.summary["test_accuracy"] is not None for run in self.runs)
 
-    def value(self, run: Run) -> float | None:
-        return run.test_accuracy if self.by_accuracy else run.test_loss
+    @property
+    def score(self) -> str:
+        return "test_accuracy" if self.by_accuracy else "test_loss"
 
-    def mean(self, group: Group) -> float | None:
-        return group.mean(self.value)
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Plain values for each configuration: what is not known is None."""
+        return [self._row(one) for one in self.configurations]
 
-    def ranked(self) -> list[Group]:
-        """Best first; those without a finished run, or without a value, last."""
+    def ranked(self) -> list[tuple[Configuration, Row]]:
+        """Best first; those without a finished run, or without a score, last."""
 
-        def rank(group: Group) -> tuple[bool, bool, float]:
-            mean = self.mean(group)
-            return not group.finished, mean is None, (-1 if self.by_accuracy else 1) * (mean or 0.0)
+        def rank(pair: tuple[Configuration, Row]) -> tuple[bool, bool, float]:
+            one, row = pair
+            mean = row[self.score]
+            return not one.finished, mean is None, (-1 if self.by_accuracy else 1) * (mean or 0.0)
 
-        return sorted(self.groups, key=rank)
+        return sorted(zip(self.configurations, self.rows, strict=True), key=rank)
 
-    def reference(self, group: Group) -> Group | None:
-        """The serial configuration that `group` is measured against: the one most like it, finished.
+    @cached_property
+    def target(self) -> float | None:
+        """The score that times are taken to: serial training's end, less the smallest gap that counts."""
+        ends = [row[self.score] for one, row in self.ranked() if one.serial and one.finished]
+        least = [row["gap_counts_from"] for row in self.rows if row["gap_counts_from"] is not None]
+        if not ends or not least:
+            return None
+        return math.floor(10 * (ends[0] - min(least))) / 10 if self.by_accuracy else float(ends[0] + min(least))
 
-        Like it means the same epochs first, then the same augmentation of the images seen: a purely parallel schedule
-        sees them plain, a hybrid one sees them augmented in its serial epochs; of copies, as many.
+    def seconds_to_target(self, one: Configuration) -> float | None:
+        target = self.target
+
+        def reached(epoch: Content) -> bool:
+            score = epoch[self.score]
+            return score is not None and target is not None and (score >= target) is self.by_accuracy
+
+        return None if times.takes_turns(one.runs[0]) else times.seconds_until(one.counted, reached)
+
+    def _row(self, one: Configuration) -> Row:
+        first, reference = one.runs[0], self._reference(one)
+        ours, theirs = one.values(self.score), reference.values(self.score) if reference else []
+        gap = statistics.fmean(ours) - statistics.fmean(theirs) if ours and theirs and one.finished else None
+        least = counts_from(ours, theirs, first.summary["test_samples"] if self.by_accuracy else None)
+        against = reference or (one if one.serial else None)
+        statuses = Counter(run.status for run in one.runs)
+        return {
+            "label": one.label,
+            "dataset": self.dataset,
+            "model": self.model,
+            "stages": first.stages,
+            "downsample": first.number("downsample", 1),
+            "schedule": first.text("schedule"),
+            "epochs": first.number("epochs", 0),
+            "epochs_done": max(len(run.epochs) for run in one.counted),
+            "runs": len(one.counted),
+            **_mean_and_spread("test_accuracy", one.values("test_accuracy")),
+            **_mean_and_spread("test_loss", one.values("test_loss")),
+            "gap": gap,
+            "gap_counts_from": least,
+            "gap_differs": None if gap is None or least is None else abs(gap) > least,
+            "reference": reference.label if reference else None,
+            "auxiliary_bytes": _mean(one.values("auxiliary_bytes")),
+            **{f"{phase}_epoch": times.mean_epoch(one.counted, phase) for phase in ("serial", "parallel")},
+            "status": ", ".join(f"{n} {status}" if len(statuses) > 1 else status for status, n in statuses.items()),
+            **(times.row(one.counted, against.counted if against else ()) if self.timed else {}),
+        }
+
+    def _reference(self, one: Configuration) -> Configuration | None:
+        """The finished serial configuration that is most like `one`; None for a serial one.
+
+        Like it means the same epochs first, then the same augmentation of the images seen; of copies, as many.
         """
-        if group.serial:
-            return None
-        candidates = [g for g in self.groups if g.serial and g.finished and self.mean(g) is not None]
+        ours = one.runs[0]
 
-        def likeness(other: Group) -> tuple[bool, bool, bool, int]:
-            ours, theirs = group.recipe.recipe, other.recipe.recipe
-            return (
-                group.epochs == other.epochs,
-                _sees_augmented(group.recipe) == _sees_augmented(other.recipe),
-                _copies(group.recipe) == _copies(other.recipe),
-                sum(ours.get(key) == value for key, value in theirs.items()),
-            )
+        def likeness(other: Configuration) -> tuple[bool, bool, bool, int]:
+            theirs = other.runs[0]
+            same = sum(ours.recipe.get(key) == value for key, value in theirs.recipe.items())
+            augmented, copies = (of(ours) == of(theirs) for of in (_sees_augmented, _copies))
+            return ours.text("epochs") == theirs.text("epochs"), augmented, copies, same
 
-        return max(candidates, key=likeness, default=None)
-
-    def gap(self, group: Group) -> float | None:
-        """Group minus reference: negative is worse for accuracies, positive is worse for losses."""
-        reference = self.reference(group)
-        if reference is None or not group.finished:
-            return None
-        ours, theirs = self.mean(group), self.mean(reference)
-        return None if ours is None or theirs is None else ours - theirs
-
-    def counts_from(self, group: Group) -> float | None:
-        """The smallest gap of this group that counts as a difference."""
-        reference = self.reference(group)
-        if reference is None:
-            return None
-        samples = group.recipe.test_samples if self.by_accuracy else None
-        return noise.counts_from(group.values(self.value), reference.values(self.value), samples)
-
-    def differs(self, group: Group) -> bool | None:
-        """Is the gap more than chance? None where that cannot be told."""
-        gap, least = self.gap(group), self.counts_from(group)
-        return None if gap is None or least is None else abs(gap) > least
+        found = [c for c in self.configurations if c.serial and c.finished and c.values(self.score) and not one.serial]
+        return max(found, key=likeness, default=None)
 
 
-def tasks(runs: Sequence[Run], timed: bool = False, beside: bool = False) -> list[Task]:
+def compare(runs: Sequence[Run], timed: bool = False) -> list[Comparison]:
     """The runs, grouped. The order does not depend on the order of the runs: names and colours stay where they are."""
-    by_configuration: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        by_configuration[_configuration(run)].append(run)
-    by_task: dict[tuple[str, str], list[Group]] = defaultdict(list)
-    for members in by_configuration.values():
-        group = Group(tuple(sorted(members, key=lambda run: (run.number("seed", 0), run.name))), label(members[0]))
-        by_task[group.task].append(group)
+    same: dict[str, list[Run]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: (run.number("seed", 0), run.name)):
+        same[_key(run)].append(run)
+    tasks: dict[tuple[str, str], list[Configuration]] = defaultdict(list)
+    for members in same.values():
+        tasks[_task(members[0])].append(Configuration(tuple(members), _label(members[0])))
     return [
-        Task(dataset, model, tuple(_told_apart(sorted(groups, key=_order))), timed, beside)
-        for (dataset, model), groups in sorted(by_task.items())
+        Comparison(*task, tuple(_told_apart(sorted(found, key=_order))), timed) for task, found in sorted(tasks.items())
     ]
 
 
-def rows(task: Task) -> list[dict[str, Any]]:
-    """The comparison table of a task, plain values: what is not known is None."""
-    return [_row(task, group) for group in task.groups]
+def counts_from(ours: Sequence[float], theirs: Sequence[float], samples: float | None) -> float | None:
+    """The smallest gap between the means of two configurations that counts as a difference; None: it is not known.
+
+    It is two standard errors of the gap. The squared standard error of a mean over n runs is (p (1 - p) / N + s²) / n,
+    with the binomial error of accuracy p on N test samples and the standard deviation s over the runs. One run has no
+    s. A loss has no binomial error: `samples` is None, and each configuration needs several runs.
+    """
+    squared = 0.0
+    for values in (ours, theirs):
+        if not values or (samples is None and len(values) == 1):
+            return None
+        mean = statistics.fmean(values)
+        binomial = max(mean * (100 - mean), 0.0) / samples if samples else 0.0
+        squared += (binomial + (statistics.variance(values) if len(values) > 1 else 0.0)) / len(values)
+    return ERRORS * math.sqrt(squared)
 
 
-def label(run: Run) -> str:
-    """The paper's name of a configuration, as in DS-SPH-AL K=3; it has none for the adaptive schedule."""
-    method = _method(run)
-    if method == "Serial":
-        return f"Serial {_augmentation(run)}"
-    downsampled = "DS-" if run.number("downsample", 1) > 1 else ""
-    kind = run.text("schedule").split(":")[0]
-    hybrid, adaptive = "SPH-" * (kind in HYBRID and kind != "adaptive"), ", adaptive" * (kind == "adaptive")
-    return f"{downsampled}{hybrid}{method} K={run.number('stages', 1)}{adaptive}"
+def differing(found: Sequence[Configuration]) -> list[str]:
+    """The keys in which the recipes of these configurations differ."""
+    keys = sorted({key for one in found for key in one.runs[0].recipe} - set(NOT_COMPARED))
+    return [key for key in keys if len({repr(one.runs[0].recipe.get(key)) for one in found}) > 1]
 
 
-def run_rows(groups: Iterable[Group]) -> list[dict[str, Any]]:
-    """A row for every run."""
-    return [
-        {
-            "run": run.name,
-            "configuration": group.label,
-            "seed": run.recipe.get("seed"),
-            "status": run.status,
-            "epochs": len(run.epochs),
-            "test_accuracy": run.test_accuracy,
-            "test_loss": run.test_loss,
-            "auxiliary_bytes": run.auxiliary_bytes,
-            "seconds": run.total_seconds,
-            "message": run.message,
-        }
-        for group in groups
-        for run in group.runs
-    ]
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
-def epoch_rows(run: Run) -> list[dict[str, Any]]:
-    """A row for every epoch of a run, the lists spread over numbered columns."""
-    stages = max((len(e.losses) for e in run.epochs), default=0)
-    interfaces = max((len(e.violation) for e in run.epochs), default=0)
-    return [
-        {
-            "epoch": e.number,
-            "phase": "parallel" if e.parallel else "serial",
-            "train_loss": e.train_loss,
-            "test_loss": e.test_loss,
-            "test_accuracy": e.test_accuracy,
-            "seconds": e.seconds,
-            "learning_rate": e.learning_rate,
-            "beta": e.beta,
-            **{f"loss_{k}": _item(e.losses, k) for k in range(stages)},
-            **{f"violation_{k + 1}": _item(e.violation, k) for k in range(interfaces)},
-            **{f"violation_at_entry_{k + 1}": _item(e.violation_at_entry, k) for k in range(interfaces)},
-        }
-        for e in run.epochs
-    ]
+def _mean_and_spread(name: str, values: Sequence[float]) -> Row:
+    """One run has no spread."""
+    return {name: _mean(values), f"{name}_spread": statistics.stdev(values) if len(values) > 1 else None}
 
 
-def to_csv(content: Sequence[dict[str, Any]]) -> str:
-    if not content:
-        return ""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(content[0]), lineterminator="\r\n")
-    writer.writeheader()
-    writer.writerows({key: _cell(value) for key, value in row.items()} for row in content)
-    return text.getvalue()
-
-
-def _row(task: Task, group: Group) -> dict[str, Any]:
-    reference = task.reference(group)
-    return {
-        "label": group.label,
-        "dataset": task.dataset,
-        "model": task.model,
-        "stages": group.recipe.number("stages", 1),
-        "downsample": group.recipe.number("downsample", 1),
-        "schedule": group.recipe.text("schedule"),
-        "epochs": group.epochs,
-        "epochs_done": group.epochs_done,
-        "runs": len(group.counted),
-        "test_accuracy": group.mean(lambda run: run.test_accuracy),
-        "test_accuracy_spread": group.spread(lambda run: run.test_accuracy),
-        "test_loss": group.mean(lambda run: run.test_loss),
-        "test_loss_spread": group.spread(lambda run: run.test_loss),
-        "gap": task.gap(group),
-        "gap_counts_from": task.counts_from(group),
-        "gap_differs": task.differs(group),
-        "reference": reference.label if reference else None,
-        "auxiliary_bytes": group.mean(lambda run: run.auxiliary_bytes),
-        "serial_epoch": None if task.beside else group.mean(lambda run: run.serial_epoch),
-        "parallel_epoch": None if task.beside else group.mean(lambda run: run.parallel_epoch),
-        "status": group.status,
-    }
-
-
-def _configuration(run: Run) -> str:
+def _key(run: Run) -> str:
     return repr(sorted((key, value) for key, value in run.recipe.items() if key not in NOT_COMPARED))
 
 
-def _order(group: Group) -> tuple[Any, ...]:
+def _task(run: Run) -> tuple[str, str]:
+    """Data set, or as much of it as is trained on, and model: only runs of the same task are compared."""
+    first = run.number("train-samples", 0)
+    return run.text("dataset", "own data") + (f" (first {first})" if first else ""), run.text("model", "own model")
+
+
+def _order(one: Configuration) -> tuple[Any, ...]:
     """Serial first, then method by method; the hybrid and downsampled kinds of a method behind its plain one."""
-    run, method = group.recipe, _method(group.recipe)
-    methods = list(dict.fromkeys(METHODS.values()))
-    return (
-        methods.index(method) if method in methods else len(methods),
-        method,
-        run.text("schedule").split(":")[0] in HYBRID,
-        run.number("downsample", 1),
-        run.number("stages", 1),
-        label(run),
-        _configuration(run),
-    )
+    run, known = one.runs[0], methods.names()
+    method, hybrid = times.method(run), run.text("schedule").split(":")[0] in HYBRID
+    place = known.index(method) if method in known else len(known)
+    return place, method, hybrid, run.number("downsample", 1), run.stages, one.label, _key(run)
 
 
-def _told_apart(groups: list[Group]) -> list[Group]:
+def _label(run: Run) -> str:
+    """The paper's name of a configuration, as in DS-SPH-AL K=3."""
+    method, kind = times.method(run), run.text("schedule").split(":")[0]
+    name = methods.label(method) if method in methods.names() else run.text("method")
+    if method == "serial":
+        return f"{name} {'with' if _augments(run) else 'w/o'} DA"
+    downsampled = "DS-" * (run.number("downsample", 1) > 1)
+    hybrid, adaptive = "SPH-" * (kind in ("alternate", "tail")), ", adaptive" * (kind == "adaptive")
+    return f"{downsampled}{hybrid}{name} K={run.stages}{adaptive}"
+
+
+def _told_apart(found: list[Configuration]) -> list[Configuration]:
     """Configurations of the same name get the keys in which they differ: AL K=3, beta 1."""
-    same: dict[str, list[Group]] = defaultdict(list)
-    for group in groups:
-        same[group.label].append(group)
-    return [Group(group.runs, group.label + _difference(group, same[group.label])) for group in groups]
+    same: dict[str, list[Configuration]] = defaultdict(list)
+    for one in found:
+        same[one.label].append(one)
+    keys = {label: differing(members) for label, members in same.items()}
+    return [replace(one, label=", ".join([one.label, *_named(one.runs[0], keys[one.label])])) for one in found]
 
 
-def _difference(group: Group, others: list[Group]) -> str:
-    keys = sorted({key for other in others for key in other.recipe.recipe} - set(NOT_COMPARED))
-    differing = [key for key in keys if len({repr(other.recipe.recipe.get(key)) for other in others}) > 1]
-    return "".join(f", {_key(key, group.recipe.recipe.get(key))}" for key in differing)
-
-
-def _key(key: str, value: Any) -> str:
-    if key == "schedule":  # its values say what they are
-        return str(value)
-    return f"no {key}" if value is None else f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
-
-
-def _method(run: Run) -> str:
-    name = run.text("method", "serial")
-    return METHODS.get(name, name[:1].upper() + name[1:])
-
-
-def _augmentation(run: Run) -> str:
-    augment = run.text("augment", "auto")
-    if augment.isdecimal():
-        return f"with DA ({augment} copies)"
-    return "with DA" if _augments(run) else "w/o DA"
+def _named(run: Run, keys: Sequence[str]) -> list[str]:
+    values = {key: run.recipe.get(key) for key in keys}
+    texts = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in values.items()}
+    return [
+        f"no {key}" if values[key] is None else text if key == "schedule" else f"{key} {text}"
+        for key, text in texts.items()
+    ]
 
 
 def _augments(run: Run) -> bool:
@@ -350,21 +258,17 @@ def _augments(run: Run) -> bool:
     return run.text("dataset") in AUGMENTED_BY_DEFAULT if augment == "auto" else augment != "none"
 
 
-def _copies(run: Run) -> int:
-    """Fixed ones of every image."""
-    augment = run.text("augment", "auto")
-    return int(augment) if augment.isdecimal() else 0
+def _copies(run: Run) -> str:
+    """The number of fixed ones of every image."""
+    augment = run.text("augment")
+    return augment if augment.isdecimal() else ""
 
 
 def _sees_augmented(run: Run) -> bool:
-    copies = run.text("augment").isdecimal()  # fixed copies are samples of their own: every phase sees them
-    return _augments(run) and (copies or run.text("schedule") != "parallel" or _method(run) in STREAMING)
+    """Stored states of a purely parallel schedule belong to plain images, or to fixed copies."""
+    stored = run.text("schedule") == "parallel" and not _streams(times.method(run))
+    return _augments(run) and not (stored and not _copies(run))
 
 
-def _item(values: tuple[float | None, ...], index: int) -> float | None:
-    return values[index] if index < len(values) else None
-
-
-def _cell(value: Any) -> Any:
-    """A spreadsheet takes text that begins with these for a formula; a run's name must not become one."""
-    return "'" + value if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+def _streams(method: str) -> bool:
+    return method in methods.names() and methods.streams(method)

@@ -1,6 +1,6 @@
 "use strict";
 // Tables sort by their headers: up, then down. What is not known stays at the end either way.
-for (const table of document.querySelectorAll("table.sortable")) {
+for (const table of document.querySelectorAll("table")) {
   const heads = [...table.tHead.rows[table.tHead.rows.length - 1].cells];
   heads.forEach((head, column) => {
     const button = document.createElement("button");

@@ -1,308 +1,92 @@
-"""The HTML page: tasks, and what else was given, in; one self-contained text out. It asks no network for anything."""
+"""The HTML page: what was loaded in, one self-contained text out. It asks no network for anything."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
-from parlay.report import bench, costs, figures, gantt, pictures, simulate, spans, speed, words
-from parlay.report.bench import Bench
-from parlay.report.forecast import Forecast
-from parlay.report.groups import Group, Task, epoch_rows, run_rows, to_csv
-from parlay.report.inputs import Given
-from parlay.report.load import Run
-from parlay.report.reproduction import Reproduction
-from parlay.report.simulate import Times
-from parlay.report.words import Column
+from parlay.report import charts, tables
+from parlay.report.groups import Comparison
+from parlay.report.load import Content, Inputs, Run
+from parlay.report.section import Section
 
-MEASURED = 3
-"""Timelines of so many configurations stand in the open; the others stand with their runs."""
+TIMELINES = 3  # of a comparison, one for each of so many configurations
 
 
-@dataclass(frozen=True)
-class Picture:
-    svg: Markup
-    caption: str
-    swatch: Markup
-
-
-@dataclass(frozen=True)
-class Timeline:
-    kind: str
-    """measured, or simulated."""
-    caption: str
-    svg: Markup
-    legend: list[tuple[Markup, str]]
-
-
-@dataclass(frozen=True)
-class Row:
-    """Of a table that sorts."""
-
-    cells: list[words.Cell]
-    number: int | None = None
-    swatch: str = ""
-    mark: str = ""
-    """unfinished, or ours."""
-
-
-@dataclass(frozen=True)
-class Download:
-    """A table as a file that lies in the page itself."""
-
-    name: str
-    content: str
-
-    @property
-    def uri(self) -> str:
-        # the byte order mark tells spreadsheets that this is UTF-8
-        return (
-            "data:text/csv;charset=utf-8;base64,"
-            + base64.b64encode(self.content.encode("utf-8-sig", "replace")).decode()
-        )
-
-
-def render(tasks: Sequence[Task], given: Given, title: str) -> str:
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+def render(comparisons: Sequence[Comparison], given: Inputs, title: str, sections: Sequence[Section] = ()) -> str:
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    named = {(task.dataset, task.model) for task in tasks}
-    left = [one for one in given.forecasts if (one.dataset, one.model) not in named]
-    reproductions = [_reproduction(one, n) for n, one in enumerate(given.reproductions, 1)]
-    sections = [_section(task, n, given.forecasts) for n, task in enumerate(tasks, 1)]
-    benches = [_bench(one, n) for n, one in enumerate(given.benches, 1)]
-    alone = len(sections) == 1 and not reproductions
-    if alone:  # the speed stands behind the headline, not below all the charts
-        sections[0]["benches"] = benches
-    contents = [(one["id"], one["title"]) for one in reproductions]
-    contents += [(one["id"], f"Runs: {one['task']}") for one in sections]
-    contents += [(one["id"], f"Bench: {one['title']}") for one in benches]
     return environment.get_template("page.html.j2").render(
         title=title,
-        contents=[*contents, *([("forecast", "Forecast")] if left else [])],
-        reproductions=reproductions,
         sections=sections,
-        benches=[] if alone else benches,
-        forecasts=_simulated(left),
-        zip=zip,
+        comparisons=[_comparison(one) for one in comparisons],
+        benches=[
+            (tables.bench_title(one), one, tables.bench(one), _facts(one["environment"] or {})) for one in given.benches
+        ],
     )
 
 
-def _section(task: Task, number: int, forecasts: Iterable[Forecast]) -> dict[str, Any]:
-    looks = figures.looks(task)
-    numbers = {group.label: n for n, group in enumerate(task.groups, 1)}
-    swatches = {label: figures.swatch(look) for label, look in looks.items()}
-    few = len(task.groups) <= figures.LINES
-    lines = _lines(task)
-    table = words.columns(task)
-    name = f"{task.dataset}-{task.model}"
-    shown = _with_timelines(task)
+def _comparison(found: Comparison) -> dict[str, Any]:
+    swatches = {label: charts.swatch(look) for label, look in charts.looks(found).items()}
+    lines = [(swatches[one.label], one.label) for one in charts.drawn(found)]
+    stored = [one for one in found.configurations if charts.interfaces(one)]
+    timed = [(one, run) for one in found.configurations if (run := next((r for r in one.runs if r.timeline), None))]
+    score = tables.score_name(found)
+    curves = [(found.score, score, False), ("train_loss", "training loss, whole network", False)]
+    curves += [(found.score, score, True)] if tables.honest(found) else []
     return {
-        "id": f"task-{number}",
-        "task": f"{task.dataset} · {task.model}",
-        "headline": words.headline(task),
-        "names": words.names(task),
-        "facts": words.facts(task),
-        "columns": table,
-        "rows": [
-            Row([c.cells[n - 1] for c in table], n, swatches[group.label], "" if group.finished else "unfinished")
-            for n, group in enumerate(task.groups, 1)
+        "task": f"{found.dataset} · {found.model}",
+        "headline": tables.headline(found),
+        "warnings": [run for run in found.runs if not run.finished or run.summary["message"]],
+        "table": tables.comparison(found),
+        "notes": tables.notes(found),
+        "differences": tables.differences(found),
+        "swatches": [swatches[one.label] for one in found.configurations],
+        "legend": lines,
+        "left_out": len(found.configurations) - len(lines),
+        "curves": [charts.curves(found, *curve) for curve in curves] if lines else [],
+        "violations": [(swatches[one.label], one.label, charts.violation(found, one)) for one in stored],
+        "interfaces": [
+            (charts.swatch(charts.interface_look(k)), f"interface {k + 1}")
+            for k in range(max(map(charts.interfaces, stored), default=0))
         ],
-        "notes": words.notes(task),
-        "benches": [],
-        "measure": "Test accuracy" if task.by_accuracy else "Test loss",
-        "better": "above" if task.by_accuracy else "below",
-        "has_serial": any(group.serial and group.finished for group in task.groups),
-        "csv": Download(f"{name}-comparison.csv", to_csv(speed.rows(task))),
-        "runs_csv": Download(f"{name}-runs.csv", to_csv(run_rows(task.groups))),
-        "ranking": figures.ranking(task) if len(task.groups) > 1 else None,
-        "memory": costs.against_memory(task, numbers),
-        "front_only": len(task.groups) > costs.NUMBERED,
-        "speed": costs.against_speed(task, numbers) if task.timed else None,
-        "legend": [(numbers[group.label], swatches[group.label], group.label) for group in lines],
-        "left_out": len([group for group in task.groups if _has_epochs(group)]) - len(lines),
-        "curves": [
-            figures.curves(task, lines, figures.test_of(task), figures.heading(task, "test"), not task.by_accuracy),
-            figures.curves(task, lines, figures.train_of, figures.heading(task, "train"), True),
-        ]
-        if lines
-        else [],
-        "few": few,
-        "panels": _panels(task, swatches, few),
-        "interfaces": _interfaces(task),
-        "entries": any(e.violation_at_entry for group in task.groups for run in group.runs for e in run.epochs),
-        "reconstructions": _reconstructions(task, swatches),
-        "timelines": [
-            *(timeline for group, run in shown for timeline in _timelines(group, run)),
-            *_simulated(one for one in forecasts if (one.dataset, one.model) == (task.dataset, task.model)),
-        ],
+        "timelines": [(one.label, *charts.timeline(run.timeline, one.label)) for one, run in timed[:TIMELINES]],
         "runs": [
-            _run(group, run, swatches[group.label], run not in [other for _, other in shown])
-            for group in task.groups
-            for run in group.runs
+            (swatches[one.label], one.label, run, _facts(_about(run)))
+            for one in found.configurations
+            for run in one.runs
         ],
     }
 
 
-def _lines(task: Task) -> list[Group]:
-    """The groups of the common charts: all, or the best ones and a serial one to hold them against."""
-    drawn = [group for group in task.ranked() if _has_epochs(group)]
-    chosen = drawn[: figures.LINES]
-    serial = [group for group in drawn if group.serial]
-    if serial and not any(group.serial for group in chosen):
-        chosen[-1] = serial[0]
-    return [group for group in task.groups if group in chosen]
-
-
-def _panels(task: Task, swatches: dict[str, Markup], few: bool) -> list[Picture]:
-    """Each configuration on its own. Where the common charts show them all, only the violation is left to show."""
-    kinds = ["violation"] if few else ["test", "train", "violation"]
-    found = []
-    for group in task.groups:
-        own = [kind for kind in kinds if kind != "violation" or figures.interfaces(group)]
-        if own and _has_epochs(group):
-            found.append(Picture(figures.panel(task, group, own), group.label, swatches[group.label]))
-    return found
-
-
-def _interfaces(task: Task) -> list[tuple[Markup, str]]:
-    count = max((figures.interfaces(group) for group in task.groups), default=0)
-    return [(figures.swatch(figures.interface_look(k)), f"interface {k + 1}") for k in range(count)]
-
-
-def _reconstructions(task: Task, swatches: dict[str, Markup]) -> list[tuple[str, str, Markup]]:
-    """Rows of images: source, what it shows, swatch. The test images stand above the first row made of them."""
-    found, last = [], b""
-    for group in task.groups:
-        run = next((run for run in group.counted if run.reconstructions is not None), None)
-        if run is None or run.reconstructions is None:
-            continue
-        if run.reconstructions.images != last:
-            last = run.reconstructions.images
-            found.append((pictures.uri(pictures.strip(run.reconstructions.first_row)), "test images", Markup()))
-        row = pictures.uri(pictures.strip(run.reconstructions.second_row))
-        found.append((row, group.label, swatches[group.label]))
-    return found
-
-
-def _with_timelines(task: Task) -> list[tuple[Group, Run]]:
-    """The first run with a timeline, of the first few configurations that have one."""
-    found = [(group, next((run for run in group.runs if run.timeline), None)) for group in task.groups]
-    return [(group, run) for group, run in found if run is not None][:MEASURED]
-
-
-def _timelines(group: Group, run: Run) -> list[Timeline]:
-    """As measured, and as the same stage times would have it on a device each."""
-    caption = f"{group.label}, run {run.name}: who did what when, in its last recorded steps"
-    drawn = [Timeline("measured", caption, spans.timeline(run.timeline, run.name), spans.legend(run.timeline))]
-    times = simulate.of_spans(run.timeline)
-    if times is not None and times.stages > 1:
-        caption = f"the stages of {run.name}, by their median times in the timeline above, without messages"
-        drawn.append(_one_simulated(times, run.text("schedule"), caption, run.name))
-    return drawn
-
-
-def _simulated(forecasts: Iterable[Forecast]) -> list[Timeline]:
-    found = []
-    for one in (one for one in forecasts if one.times.stages > 1):
-        caption = (
-            f"parlay plan: {one.title}. {one.speeds}; "
-            f"{words.memory(one.auxiliary_gib * 2**30)} of states and multipliers"
-        )
-        found.append(_one_simulated(one.times, one.schedule, caption, one.title))
-    return found
-
-
-def _one_simulated(times: Times, schedule: str, caption: str, salt: str) -> Timeline:
-    legend = gantt.legend(gantt.ways(times, schedule))
-    return Timeline("simulated", caption, gantt.simulated(times, schedule, salt), legend)
-
-
-def _bench(one: Bench, number: int) -> dict[str, Any]:
+def _about(run: Run) -> dict[str, Any]:
+    told = run.summary
     return {
-        "id": f"bench-{number}",
-        "title": one.title,
-        "over": one.over,
-        **_table(bench.columns(one)),
-        "picture": costs.speeds([(row.system, row.speedup) for row in one.rows if row.speedup], one.title),
-        "says": one.says,
-        "how": f"{one.rounds} rounds of {one.steps} steps" if one.rounds else "",
-        "command": one.command,
-        "facts": [(str(key), text) for key, value in one.environment.items() if (text := _value(value))],
-        "csv": Download(f"bench-{one.model}-{one.batch_size}.csv", to_csv(bench.table(one))),
+        "seed": run.recipe.get("seed"),
+        "epochs": len(run.epochs),
+        "test accuracy, %": told["test_accuracy"] and tables.percent(told["test_accuracy"]),
+        "test loss": told["test_loss"] and tables.loss(told["test_loss"]),
+        **{f"{name}, s": value and tables.seconds(value) for name, value in told["seconds"].items()},
+        "parameters": told["parameters"] and f"{told['parameters']:,.0f}",
+        "cuts before blocks": [f"{cut:g}" for cut in told["cuts"] or ()],
+        **told["environment"],
     }
 
 
-def _reproduction(one: Reproduction, number: int) -> dict[str, Any]:
-    timelines = []
-    for stages, times in one.times.items():
-        if stages > 1:
-            sent = " and what crosses between them" if any(times.messages) else ""
-            caption = f"{stages} stages, by their times as measured alone{sent}"
-            timelines.append(_one_simulated(times, one.hybrid, caption, f"{one.name} {stages}"))
-    return {
-        "id": f"paper-{number}",
-        "title": one.title,
-        "facts": one.facts,
-        "labels": one.labels,
-        "notes": one.notes,
-        "status": one.status,
-        **_table(one.columns, one.ours),
-        "kinds": [(kind, len(list(same))) for kind, same in groupby(one.kinds)] if any(one.kinds) else [],
-        "ours": any(one.ours),
-        "pictures": one.pictures,
-        "timelines": timelines,
-        "command": one.command,
-        "csv": Download(f"{one.name}.csv", to_csv(one.rows)),
-    }
-
-
-def _table(columns: Sequence[Column], ours: Sequence[bool] = ()) -> dict[str, Any]:
-    count = len(columns[0].cells) if columns else 0
-    rows = [Row([c.cells[n] for c in columns], mark="ours" if n < len(ours) and ours[n] else "") for n in range(count)]
-    return {"columns": columns, "rows": rows}
-
-
-def _run(group: Group, run: Run, swatch: Markup, with_timeline: bool) -> dict[str, Any]:
-    facts = [
-        ("seed", run.text("seed", words.DASH)),
-        ("epochs", str(len(run.epochs))),
-        ("test accuracy", f"{words.points(run.test_accuracy)} %" if run.test_accuracy is not None else ""),
-        ("test loss", words.loss(run.test_loss) if run.test_loss is not None else ""),
-        ("time", words.duration(run.total_seconds)),
-        ("parameters", f"{run.parameters:,}" if run.parameters is not None else ""),
-        ("cuts before blocks", ", ".join(map(str, run.cuts))),
-        *((str(key), _value(value)) for key, value in run.environment.items()),
-    ]
-    return {
-        "name": run.name,
-        "label": group.label,
-        "swatch": swatch,
-        "status": run.status,
-        "message": run.message,
-        "facts": [(key, value) for key, value in facts if value],
-        "recipe": run.recipe_text.strip(),
-        "timelines": _timelines(group, run)[:1] if run.timeline and with_timeline else [],
-        "csv": Download(f"{run.name}-epochs.csv", to_csv(epoch_rows(run))) if run.epochs else None,
-    }
-
-
-def _value(value: Any) -> str:
-    """Lists with their repetitions counted: a device per stage reads cpu × 3."""
-    if not isinstance(value, list):
-        return "" if value is None else str(value)
-    names = [str(item) for item in value]
-    counts = {name: names.count(name) for name in names}
-    return ", ".join(name if count == 1 else f"{name} × {count}" for name, count in counts.items())
-
-
-def _has_epochs(group: Group) -> bool:
-    return any(run.epochs for run in group.counted)
+def _facts(found: Content) -> list[tuple[str, str]]:
+    """As text, what is known; lists with their repetitions counted: a device per stage reads cpu × 3."""
+    facts = []
+    for key, value in found.items():
+        counts = Counter(map(str, value if isinstance(value, list) else [value]))
+        text = ", ".join(name if count == 1 else f"{name} × {count}" for name, count in counts.items())
+        facts += [(str(key), text)] if value is not None and text else []
+    return facts

@@ -22,13 +22,8 @@ COLOURS = 8
 
 INK, MUTED, RULE, PAPER = "#010101", "#020202", "#030303", "#050505"
 _HUES = tuple(f"#0400{n:02x}" for n in range(COLOURS + 1))
-_VARIABLES = {
-    INK: "--ink",
-    MUTED: "--muted",
-    RULE: "--rule",
-    PAPER: "--paper",
-    **{hue: f"--c{n}" for n, hue in enumerate(_HUES)},
-}
+_VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--paper"}
+_VARIABLES |= {hue: f"--c{n}" for n, hue in enumerate(_HUES)}
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (9, 3), (2, 4))
 """Told apart by these once the hues are used up."""
@@ -36,28 +31,17 @@ DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2),
 STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: the page's own font, found by search, read aloud
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-    "font.size": 11.5,
     "font.family": "sans-serif",
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "axes.edgecolor": RULE,
-    "axes.labelcolor": MUTED,
-    "axes.labelsize": 11.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.6,
+    **dict.fromkeys(("font.size", "axes.labelsize"), 11.5),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"),
+    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), RULE),
+    **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), MUTED),
     "text.color": INK,
-    "xtick.color": RULE,
-    "ytick.color": RULE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+    "grid.linewidth": 0.6,
+    **dict.fromkeys(("xtick.minor.size", "ytick.minor.size", "ytick.major.size"), 0),
     "xtick.major.size": 3,
-    "ytick.major.size": 0,
     "lines.linewidth": 1.6,
     "lines.solid_capstyle": "round",
 }

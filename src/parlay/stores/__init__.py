@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from parlay.errors import InputError
+from parlay.lanes import Lanes
 from parlay.stores.base import DTYPES, Store, store_bytes
 from parlay.stores.device import DeviceStore
 from parlay.stores.file import FileStore
@@ -34,13 +35,19 @@ __all__ = [
 
 
 def make_store(
-    kind: str, samples: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device, path: Path
+    kind: str,
+    samples: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    path: Path,
+    lanes: Lanes | None = None,
 ) -> Store:
     """A fresh store of one of `KINDS`. Only a file store uses `path`, as scratch space: `close` removes the file."""
     if kind == "device":
         return DeviceStore(samples, shape, dtype, device)
     if kind == "host":
-        return HostStore(samples, shape, dtype, device)
+        return HostStore(samples, shape, dtype, device, lanes)
     if kind == "file":
-        return FileStore.create(path, samples, shape, dtype, device, scratch=True)
+        return FileStore(path, samples, shape, dtype, device, lanes)
     raise InputError(f"no store on {kind!r}: write one of {', '.join(KINDS)}")

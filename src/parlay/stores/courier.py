@@ -2,15 +2,15 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence, Set
-from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
 from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from parlay.lanes import Event, Lanes
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 ALIGNED = 256  # bytes: where compiled code expects a tensor to begin
@@ -39,7 +39,7 @@ class _Ahead:
     """A batch that was asked for ahead of its gather."""
 
     ids: list[int]
-    batch: Future[tuple[Tensor, torch.cuda.Event]]
+    batch: Future[tuple[Tensor, Event]]
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,16 @@ class _Write:
 
 @final
 class Courier:
-    """Carries batches between rows in host memory and a GPU, behind the back of the one who trains.
+    """Carries batches between rows in host memory and a device, behind the back of the one who trains.
 
     `contents` are rows of one or several stores: those of a batch go together, as one parcel of bytes. What costs the
-    one who trains is each call of Python, and that other threads call it too; so a step makes three, whatever
-    the number of stores (results/gpu-bench, "States on the host").
+    one who trains is each call of Python, and that other threads call it too; so a step makes three, whatever the
+    number of stores (results/gpu-bench, "States on the host").
 
     One thread reads rows and one writes them, each in the order in which it was asked. A read waits for writes of the
     same rows that came before it: so a gather sees every scatter. Other reads wait for nothing, and are done steps
-    before they are needed. Copies run on two side streams, one for each direction, from and to pinned buffers;
-    PyTorch's host allocator keeps a buffer until its copy is done. A batch that was prepared costs the gather a wait on
-    one event. Ids are best given on the CPU: reading them from the GPU waits for it.
+    before they are needed. Copies run in two lanes of their own. A batch that was prepared costs the gather a wait on
+    one event. Ids are best given on the CPU: reading them from a GPU waits for it.
 
     The threads call CUDA when they like, so `settle()` (by `Store.tensor()`) before a CUDA graph is captured.
     """
@@ -70,17 +69,16 @@ class Courier:
     # Finished steps of which the values may be still on their way: bounds the pinned memory when writing is slow.
     WRITES = 2
 
-    def __init__(self, contents: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(self, contents: Sequence[Tensor], lanes: Lanes) -> None:
         self._contents = list(contents)
         # Copied by numpy, row by row in one thread: torch divides even this among all cores, and their meeting again
         # takes longer than 8 MiB (4.9 ms in place of 0.6 on two cores of which one was busy).
         self._bytes = [_as_bytes(rows) for rows in contents]
-        self._device = device
-        self._inward, self._outward = _side_streams(device)
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="parlay-read")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="parlay-write")
+        self._lanes = lanes
+        self._inward, self._outward = lanes.copy_lanes()
+        self._reader, self._writer = lanes.threads(1, "parlay-read"), lanes.threads(1, "parlay-write")
         hands = min(HANDS, (len(self._contents) + 1) // 2)
-        self._hands = ThreadPoolExecutor(hands, thread_name_prefix="parlay-rows") if hands > 1 else None
+        self._hands = lanes.threads(hands, "parlay-rows") if hands > 1 else None
         self._ahead: _Ahead | None = None
         self._writes: deque[_Write] = deque()
 
@@ -96,24 +94,20 @@ class Courier:
         parcel, arrived = ahead.batch.result()
         while self._writes and self._writes[0].done.done():
             self._writes.popleft().done.result()  # failed writes come out here
-        stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(arrived)
-        # The parcel was allocated on the side stream: without this its memory could be reused under our reads.
-        parcel.record_stream(stream)
+        self._lanes.current.wait(arrived)
+        self._lanes.keep(parcel, self._lanes.current)
         return parcel
 
     def bring(self, ids: Tensor, parcel: Tensor) -> None:
-        """The parcel is the courier's from here on: it is read later, on another stream."""
+        """The parcel is the courier's from here on: it is read later, in another lane."""
         places = ids.tolist()
         while len(self._writes) >= self.WRITES:
             self._writes.popleft().done.result()
-        self._outward.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._outward):
-            buffer = torch.empty(parcel.shape, dtype=torch.uint8, pin_memory=True)
-            buffer.copy_(parcel, non_blocking=True)
-            parcel.record_stream(self._outward)
-            arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            arrived.record(self._outward)
+        self._outward.follow(self._lanes.current)
+        with self._outward:
+            buffer = self._lanes.fetch(parcel)
+            self._lanes.keep(parcel, self._outward)
+            arrived = self._outward.mark(asleep=True)
         done = self._writer.submit(self._write, places, buffer, arrived)
         self._writes.append(_Write(frozenset(places), done))
         if self._ahead is not None and not self._writes[-1].ids.isdisjoint(self._ahead.ids):
@@ -125,7 +119,7 @@ class Courier:
         while self._writes:
             self._writes.popleft().done.result()
         if self._ahead is not None:
-            futures.wait([self._ahead.batch])
+            self._ahead.batch.result()
             self._ahead = None
 
     def close(self) -> None:
@@ -140,14 +134,15 @@ class Courier:
         before = [write.done for write in self._writes if not write.ids.isdisjoint(ids)]
         return _Ahead(ids, self._reader.submit(self._read, ids, before))
 
-    def _read(self, ids: list[int], before: list[Future[None]]) -> tuple[Tensor, torch.cuda.Event]:
-        futures.wait(before)
-        with torch.cuda.stream(self._inward):
-            buffer = torch.empty(parcel_bytes(self._contents, len(ids)), dtype=torch.uint8, pin_memory=True)
+    def _read(self, ids: list[int], before: list[Future[None]]) -> tuple[Tensor, Event]:
+        for write in before:
+            write.result()
+        with self._inward:
+            buffer = self._lanes.staging(parcel_bytes(self._contents, len(ids)))
             self._for_each(_take, ids, buffer)
-            return buffer.to(self._device, non_blocking=True), self._inward.record_event()
+            return self._lanes.send(buffer), self._inward.mark()
 
-    def _write(self, ids: list[int], buffer: Tensor, arrived: torch.cuda.Event) -> None:
+    def _write(self, ids: list[int], buffer: Tensor, arrived: Event) -> None:
         arrived.synchronize()
         self._for_each(_put, ids, buffer)
 
@@ -165,16 +160,6 @@ def _take(rows: Bytes, places: Bytes, batch: Bytes) -> None:
 
 def _put(rows: Bytes, places: Bytes, batch: Bytes) -> None:
     rows[places] = batch
-
-
-@cache
-def _side_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """Of all couriers: a GPU has few queues, and with two streams each they would stand behind a step's kernels in one.
-
-    Those of high priority have queues of their own.
-    """
-    inward, outward = (torch.cuda.Stream(device, priority=-1) for _ in range(2))  # type: ignore[no-untyped-call]
-    return inward, outward
 
 
 def _aligned(end: int) -> int:

@@ -6,6 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from parlay.lanes import Lanes, lanes_of
 from parlay.stores.base import Store, zeros
 from parlay.stores.courier import Courier
 
@@ -16,9 +17,11 @@ class HostMemory(Store):
     For a CUDA device a `Courier` carries the batches; for the CPU they are at hand.
     """
 
-    def __init__(self, rows: Tensor, shape: Sequence[int], device: torch.device) -> None:
+    def __init__(self, rows: Tensor, shape: Sequence[int], device: torch.device, lanes: Lanes | None = None) -> None:
         super().__init__(rows, shape, device)
-        self._courier = self._carrier = Courier([rows], device) if device.type == "cuda" else None
+        self.lanes = lanes or lanes_of(device)
+        """Of the device, where it works in its own time."""
+        self._courier = self._carrier = Courier([rows], self.lanes) if self.lanes.captures else None
 
     @property
     def rows(self) -> Tensor:
@@ -73,5 +76,12 @@ class HostStore(HostMemory):
     91.55 GiB of states would take 128.
     """
 
-    def __init__(self, samples: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(zeros(samples, shape, dtype, torch.device("cpu")), shape, device)
+    def __init__(
+        self,
+        samples: int,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        lanes: Lanes | None = None,
+    ) -> None:
+        super().__init__(zeros(samples, shape, dtype, torch.device("cpu")), shape, device, lanes)

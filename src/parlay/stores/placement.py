@@ -34,12 +34,20 @@ def free_space(device: torch.device, folder: Path) -> Free:
     return Free(on_device, host, disk_free(folder))
 
 
-def place(kind: str, needed: int, device: torch.device, folder: Path, free: Free | None = None) -> str:
-    """The kind of store that holds `needed` bytes: the one asked for, or with "auto" the first of `KINDS` that fits."""
+def place(
+    kind: str, needed: int, device: torch.device, folder: Path, free: Free | None = None, together: int | None = None
+) -> str:
+    """The kind of store that holds `needed` bytes: the one asked for, or with "auto" the first of `KINDS` that fits.
+
+    `together`: what all processes of this host need, which share its memory and its disk.
+    """
     if kind not in ("auto", *KINDS):
         raise InputError(f"no store on {kind!r}: write one of auto, {', '.join(KINDS)}")
     free = free or free_space(device, folder)
     room = {"device": free.device, "host": free.host, "file": free.disk}
+    if together:  # the part of this process
+        shared = [kind for kind in room if kind != "device" or device.type == "cpu"]
+        room |= {kind: room[kind] * needed // together for kind in shared}
     asked = KINDS if kind == "auto" else (kind,)
     for candidate in asked:
         if needed <= room[candidate]:

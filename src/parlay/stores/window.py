@@ -53,9 +53,11 @@ class Windows:
         device, contents = stores[0].device, [store.rows for store in stores]
         self._stores = list(stores)
         self._batch = batch
-        self._brought = torch.zeros(parcel_bytes(contents, batch), dtype=torch.uint8, device=device)
-        self._new = self._brought.clone()
-        self._courier = Courier(contents, device) if device.type == "cuda" else None
+        lanes = stores[0].lanes
+        with lanes.main:
+            self._brought = torch.zeros(parcel_bytes(contents, batch), dtype=torch.uint8, device=device)
+            self._new = self._brought.clone()
+        self._courier = Courier(contents, lanes) if lanes.captures else None
         pairs = zip(parts(self._brought, contents, batch), parts(self._new, contents, batch), strict=True)
         self._windows = [Window(store, *pair) for store, pair in zip(stores, pairs, strict=True)]
 
