@@ -45,7 +45,7 @@ def test_a_failed_capture_is_said_once_and_leaves_nothing_behind(
     assert difference(found, wanted) == ""
     assert other == losses
     assert len(said) == 1
-    assert said[0].startswith("steps are not recorded as CUDA graphs: ")
+    assert said[0].startswith("steps are not captured as CUDA graphs: ")
     assert (counts.graphs, counts.launches) == (0, 0)
     assert made[0].steps.guard._losses == []
     assert not any(stage.gradients() for stage in made[0].own.stages)

@@ -74,5 +74,5 @@ def _captures(stages: list[Stage], world: World, options: Options, say: Callable
         return False
     if all(stage.optimiser.can_be_captured for stage in stages):
         return True
-    say("steps are not recorded as CUDA graphs: the optimiser is not a fused one")
+    say("steps are not captured as CUDA graphs: the optimiser is not a fused one")
     return False

@@ -132,7 +132,7 @@ class Captured:
                 self.output = self.step(inputs, compiled=True)
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
-            self.say(f"steps are not recorded as CUDA graphs: {reason}")
+            self.say(f"steps are not captured as CUDA graphs: {reason}")
             self.impossible, self.output = True, None
             self.forget()
             return False

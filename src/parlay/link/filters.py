@@ -1,7 +1,7 @@
 """DS and US: what is made of a tensor before it is stored and sent, and how it is turned back.
 
 In come batches of states, outputs and adjoints at their full size; out go the small tensors that stores hold and that
-cross an interface, and the way back. A filter knows nothing of couplings and stores: all it fixes is a linear pair
+cross a link, and the way back. A filter knows nothing of methods and stores: all it fixes is a linear pair
 `down` (DS) and `up` (US) with DS(US(a)) = a, and the shape in between. Other filters (bilinear, projections of the
 channels) come beside `Downsample` as further final classes.
 """

@@ -1,7 +1,7 @@
 """Where the states and multipliers live: one tensor per training sample at one interface.
 
 A store takes and gives batches by sample id: `gather(ids)` before a step, `scatter(ids, values)` after it. It holds the
-small tensors that the filter makes, in the data type they are stored in; what they mean is the coupling's affair.
+small tensors that the filter makes, in the data type they are stored in; what they mean is the method's affair.
 There are three kinds: on the device, in the host's memory, and in a file mapped into memory. `place` chooses the first
 that fits, or says in one line what is missing; `make_store` makes it. All of them start filled with zeros.
 """
